@@ -1,0 +1,98 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Index arithmetic that runs on integers in tests and on SSA values in a kernel.
+
+Index maps (partition, packing, tile order) are written once as plain Python. Given integers they
+give integers; given an ``IndexValue`` they build ``arith`` ops at the current insertion point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith
+
+
+class IndexValue:
+    """An SSA value of type ``index`` with Python's integer operators.
+
+    Values are taken to be non-negative: ``//`` and ``%`` are unsigned.
+    """
+
+    def __init__(self, value: ir.Value):
+        """Wrap ``value``, which must be of type ``index``."""
+        self.value = value
+
+    def __add__(self, other: Index) -> Index:
+        return self if _is_int(other, 0) else _build(arith.addi, self, other)
+
+    def __radd__(self, other: int) -> Index:
+        return self + other
+
+    def __sub__(self, other: Index) -> Index:
+        return self if _is_int(other, 0) else _build(arith.subi, self, other)
+
+    def __rsub__(self, other: int) -> Index:
+        return _build(arith.subi, other, self)
+
+    def __mul__(self, other: Index) -> Index:
+        if _is_int(other, 0):
+            return 0
+        return self if _is_int(other, 1) else _build(arith.muli, self, other)
+
+    def __rmul__(self, other: int) -> Index:
+        return self * other
+
+    def __floordiv__(self, other: Index) -> Index:
+        return self if _is_int(other, 1) else _build(arith.divui, self, other)
+
+    def __mod__(self, other: Index) -> Index:
+        return 0 if _is_int(other, 1) else _build(arith.remui, self, other)
+
+
+#: What index maps take and give.
+Index: TypeAlias = int | IndexValue
+
+
+def _is_int(value: Index, wanted: int) -> bool:
+    return isinstance(value, int) and value == wanted
+
+
+def constant(value: int) -> ir.Value:
+    """An ``arith.constant`` of type ``index``."""
+    return arith.constant(ir.IndexType.get(), value)
+
+
+def as_value(value: Index) -> ir.Value:
+    """The SSA value of an index; a Python integer becomes a constant."""
+    return constant(value) if isinstance(value, int) else value.value
+
+
+def _build(op: Callable[..., Any], a: Index, b: Index) -> IndexValue:
+    return IndexValue(op(as_value(a), as_value(b)))
+
+
+def minimum(a: Index, b: Index) -> Index:
+    """The smaller of two non-negative indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return _build(arith.minui, a, b)
+
+
+def maximum(a: Index, b: Index) -> Index:
+    """The larger of two non-negative indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return _build(arith.maxui, a, b)
+
+
+def ceil_div(a: Index, b: int) -> Index:
+    """``a / b`` rounded up, for ``b > 0``."""
+    return (a + (b - 1)) // b
+
+
+def round_up(a: Index, multiple: int) -> Index:
+    """The smallest multiple of ``multiple`` that is not below ``a``."""
+    return ceil_div(a, multiple) * multiple

@@ -1,0 +1,141 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a target is: the whole contract between the passes and ``lowering/<target>/``.
+
+A target chooses tiers for a matmul (``select``), says which launches compute it and which buffers
+they exchange (``plan``), and writes the kernels (``workgroups``, ``emit``). Everything between the
+program and the kernels (executables, exports, conditions, dispatches, buffer sizes) is the passes'.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from block32.dialects.kernel import KernelConfig, KernelTier
+from block32.lowering.common.index import Index
+from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import ScaledMatmul
+
+#: The name of the buffer that holds y in every plan.
+RESULT = "result"
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the user's flags say of the machine that a module is compiled for.
+
+    Attributes:
+        cpu_features: LLVM feature names that are on, such as ``avx512bf16``; empty on GPUs.
+        architecture: The target triple's first part on CPUs, the chip on GPUs.
+    """
+
+    cpu_features: frozenset[str] = frozenset()
+    architecture: str = ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a target chose for a matmul; without a configuration it is left to ``portable``.
+
+    Attributes:
+        config: The tiers, or None where this target has no kernel.
+        reason: One phrase for the remark: why this form, or why none.
+    """
+
+    config: KernelConfig | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A transient buffer between the launches of one matmul: a flat array.
+
+    Attributes:
+        element: Its MLIR element type, such as ``i8``, ``i32`` or ``f32``.
+        size: The number of elements, from M.
+        zeroed: Whether it starts as zeros (counters) or holds anything.
+    """
+
+    element: str
+    size: Callable[[Index], Index]
+    zeroed: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One dispatch of a matmul, with one kernel a tier. Bindings: reads, then updates, then writes.
+
+    Attributes:
+        name: Its name in symbols: ``gemm``, ``pack``, ``reduce``, ``quantize``.
+        reads: Operands of the matmul or buffers that an earlier launch wrote.
+        updates: Buffers read and written in place (counters).
+        writes: Buffers written; ``result`` is y.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    updates: tuple[str, ...] = ()
+
+    @property
+    def bindings(self) -> tuple[str, ...]:
+        """The names of the kernel's bindings in order."""
+        return self.reads + self.updates + self.writes
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """The launches of one matmul in order, and the buffers between them."""
+
+    launches: tuple[Launch, ...]
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+
+
+class Target(ABC):
+    """A machine that block32 writes kernels for.
+
+    Attributes:
+        name: What ``--target=`` takes.
+        guards_empty: M = 0 is kept away from the device by a branch on the host.
+    """
+
+    name: str
+    guards_empty: bool = False
+
+    @abstractmethod
+    def compile_flags(self) -> tuple[str, ...]:
+        """The iree-compile flags that choose this target's device."""
+
+    @abstractmethod
+    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+        """Choose the tiers for ``problem`` on a machine with these ``facts``."""
+
+    @abstractmethod
+    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+        """Why ``tier`` cannot compute ``problem`` here, or None: for a user's explicit choice."""
+
+    @abstractmethod
+    def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
+        """The launches that serve all ``tiers`` and the buffers between them.
+
+        All tiers share the launches and the bindings. A launch that a tier does not need is
+        recorded all the same, with a workgroup count of 0.
+        """
+
+    @abstractmethod
+    def workgroups(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
+    ) -> tuple[Index, Index, Index]:
+        """The launch's grid for ``m`` rows; ``m`` is an integer where it is known."""
+
+    @abstractmethod
+    def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
+        """The ``#iree_codegen.translation_info`` attribute of the kernel, as text."""
+
+    @abstractmethod
+    def emit(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
+    ) -> None:
+        """Write the kernel's body at the current insertion point; the return op comes after it."""
