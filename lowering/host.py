@@ -1,0 +1,230 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The host side of a matmul: a private function that records its dispatches.
+
+Both ways into a program (the compile pipeline and a transform spec) call the same function, so
+both end in the same kernels. IREE inlines it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, scf, tensor
+
+from block32.lowering.common.index import Index, IndexValue, as_value, constant
+from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels, export_name
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.target import RESULT, Launch
+
+
+def operand_types(problem: ScaledMatmul) -> dict[str, ir.Type]:
+    """The tensor type of each operand as the host function takes it, by ABI name.
+
+    MXFP4 weights are packed bytes, since IREE passes no 4-bit floats between functions.
+    """
+    dynamic = ir.ShapedType.get_dynamic_size()
+    m = dynamic if problem.m is None else problem.m
+    scale = ir.Type.parse("f8E8M0FNU")
+    types = {
+        "lhs": _storage_type([m, problem.k], problem.lhs),
+        "rhs": _storage_type([problem.n, problem.k], problem.rhs),
+        "lhs_scale": ir.RankedTensorType.get([m, problem.k_blocks], scale),
+        "rhs_scale": ir.RankedTensorType.get(list(problem.rhs_scale_shape), scale),
+    }
+    epilogue = problem.epilogue
+    f32 = ir.F32Type.get()
+    types["row_scale"] = ir.RankedTensorType.get([m], f32)
+    types["scale"] = ir.RankedTensorType.get([1], f32)
+    if epilogue.bias:
+        types["bias"] = ir.RankedTensorType.get([problem.n], ir.Type.parse(epilogue.bias))
+    if epilogue.residual:
+        types["residual"] = ir.RankedTensorType.get(
+            [m, problem.n], ir.Type.parse(epilogue.residual)
+        )
+    return {name: types[name] for name in problem.operand_names}
+
+
+def result_type(problem: ScaledMatmul) -> ir.Type:
+    """The tensor type of y."""
+    m = ir.ShapedType.get_dynamic_size() if problem.m is None else problem.m
+    return ir.RankedTensorType.get([m, problem.n], ir.Type.parse(problem.result))
+
+
+def _storage_type(shape: list[int], element: str) -> ir.Type:
+    if element == "f4E2M1FN":
+        return ir.RankedTensorType.get([*shape[:-1], (shape[-1] + 1) // 2], _i8())
+    return ir.RankedTensorType.get(shape, ir.Type.parse(element))
+
+
+def _i8() -> ir.Type:
+    return ir.IntegerType.get_signless(8)
+
+
+def build_host_function(spec: KernelSpec, symbol: str, executable: str) -> ir.Operation:
+    """Build ``util.func private @symbol(operands) -> y`` at the insertion point."""
+    types = operand_types(spec.problem)
+    result = result_type(spec.problem)
+    function = ir.Operation.create(
+        "util.func",
+        attributes={
+            "sym_name": ir.StringAttr.get(symbol),
+            "sym_visibility": ir.StringAttr.get("private"),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(list(types.values()), [result])),
+            "tied_operands": _index_array([-1]),
+        },
+        regions=1,
+    )
+    locations = [ir.Location.unknown()] * len(types)
+    block = function.regions[0].blocks.append(*types.values(), arg_locs=locations)
+    with ir.InsertionPoint(block):
+        operands = dict(zip(types, block.arguments, strict=True))
+        m = _rows(spec.problem, operands["lhs"])
+        y = _guarded_dispatches(spec, executable, operands, m)
+        ir.Operation.create("util.return", operands=[y])
+    return function
+
+
+def _rows(problem: ScaledMatmul, lhs: ir.Value) -> Index:
+    if problem.m is not None:
+        return problem.m
+    return IndexValue(tensor.dim(lhs, constant(0)))
+
+
+def _guarded_dispatches(
+    spec: KernelSpec, executable: str, operands: dict[str, ir.Value], m: Index
+) -> ir.Value:
+    """The dispatches, behind a branch for M = 0 where the device needs one."""
+    dispatches = _Dispatches(spec, executable, m)
+    if not spec.target.guards_empty or isinstance(m, int):
+        return dispatches.build(operands)
+    is_empty = arith.cmpi(arith.CmpIPredicate.eq, m.value, constant(0))
+    branch = scf.IfOp(is_empty, [result_type(spec.problem)], has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        element = ir.Type.parse(spec.problem.result)
+        scf.yield_([tensor.empty([m.value, spec.problem.n], element)])
+    with ir.InsertionPoint(branch.else_block):
+        scf.yield_([dispatches.build(operands)])
+    return branch.results[0]
+
+
+@dataclass(frozen=True)
+class _Dispatches:
+    """Builds a plan's launches as ``flow.dispatch`` ops for one call."""
+
+    spec: KernelSpec
+    executable: str
+    m: Index
+
+    def build(self, operands: dict[str, ir.Value]) -> ir.Value:
+        plan = self.spec.plan()
+        values = dict(operands)
+        for name, buffer in plan.buffers.items():
+            if buffer.zeroed:
+                values[name] = self._zeros(name)
+        for launch in plan.launches:
+            values.update(self._dispatch(launch, values))
+        return values[RESULT]
+
+    def _buffer_type(self, name: str) -> ir.Type:
+        if name == RESULT:
+            return result_type(self.spec.problem)
+        buffer = self.spec.plan().buffers[name]
+        size = buffer.size(self.m)
+        extent = size if isinstance(size, int) else ir.ShapedType.get_dynamic_size()
+        return ir.RankedTensorType.get([extent], ir.Type.parse(buffer.element))
+
+    def _dynamic_sizes(self, name: str) -> list[ir.Value]:
+        """The sizes that ``flow.dispatch`` needs for a tensor of this name."""
+        if name in self.spec.plan().buffers:
+            size = self.spec.plan().buffers[name].size(self.m)
+            return [] if isinstance(size, int) else [size.value]
+        has_rows = name in ("lhs", "lhs_scale", "row_scale", "residual", RESULT)
+        return [self.m.value] if has_rows and not isinstance(self.m, int) else []
+
+    def _zeros(self, name: str) -> ir.Value:
+        buffer_type = self._buffer_type(name)
+        element = ir.RankedTensorType(buffer_type).element_type
+        zero = arith.constant(element, 0)
+        splat = ir.Operation.create(
+            "flow.tensor.splat", results=[buffer_type], operands=[zero, *self._dynamic_sizes(name)]
+        )
+        return splat.result
+
+    def _dispatch(self, launch: Launch, values: dict[str, ir.Value]) -> dict[str, ir.Value]:
+        workload = [as_value(self.m)]
+        arguments = [] if isinstance(self.m, int) else [self._m_as_i32()]
+        arguments += [values[name] for name in launch.reads + launch.updates]
+        argument_sizes = [
+            size for name in launch.reads + launch.updates for size in self._dynamic_sizes(name)
+        ]
+        outputs = launch.updates + launch.writes
+        output_sizes = [size for name in outputs for size in self._dynamic_sizes(name)]
+        first_update = len(arguments) - len(launch.updates)
+        tied = [first_update + i for i in range(len(launch.updates))] + [-1] * len(launch.writes)
+        entry = ir.SymbolRefAttr.get([self.executable, export_name(launch, 0)])
+        segments = [len(workload), len(arguments), len(argument_sizes), len(output_sizes)]
+        dispatch = ir.Operation.create(
+            "flow.dispatch",
+            results=[self._buffer_type(name) for name in outputs],
+            operands=[*workload, *arguments, *argument_sizes, *output_sizes],
+            attributes={
+                "entry_points": ir.ArrayAttr.get([entry]),
+                "operandSegmentSizes": ir.DenseI32ArrayAttr.get(segments),
+                "tied_operands": _index_array(tied),
+            },
+        )
+        return dict(zip(outputs, dispatch.results, strict=True))
+
+    def _m_as_i32(self) -> ir.Value:
+        return arith.index_cast(ir.IntegerType.get_signless(32), as_value(self.m))
+
+
+def _index_array(values: list[int]) -> ir.Attribute:
+    index = ir.IndexType.get()
+    return ir.ArrayAttr.get([ir.IntegerAttr.get(index, value) for value in values])
+
+
+def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Module:
+    """A module with one public function that computes ``spec``: for tools, tests and benchmarks.
+
+    Needs an open context and location. The function takes the operands of
+    ``spec.problem.operand_names`` and returns y.
+    """
+    module = ir.Module.create()
+    with ir.InsertionPoint(module.body):
+        executable = build_executable(spec, "block32_kernels")
+        build_host_function(spec, "block32_matmul", "block32_kernels")
+        types = list(operand_types(spec.problem).values())
+        signature = ir.FunctionType.get(types, [result_type(spec.problem)])
+        main = ir.Operation.create(
+            "func.func",
+            attributes={
+                "sym_name": ir.StringAttr.get(function),
+                "function_type": ir.TypeAttr.get(signature),
+            },
+            regions=1,
+        )
+        block = main.regions[0].blocks.append(
+            *types, arg_locs=[ir.Location.unknown()] * len(types)
+        )
+        with ir.InsertionPoint(block):
+            y = build_call("block32_matmul", list(block.arguments), result_type(spec.problem))
+            ir.Operation.create("func.return", operands=[y])
+    emit_kernels(spec, executable)
+    return module
+
+
+def build_call(callee: str, operands: list[ir.Value], result: ir.Type) -> ir.Value:
+    """``util.call @callee(operands) -> result``."""
+    call = ir.Operation.create(
+        "util.call",
+        results=[result],
+        operands=operands,
+        attributes={
+            "callee": ir.FlatSymbolRefAttr.get(callee),
+            "tied_operands": _index_array([-1]),
+        },
+    )
+    return call.result
