@@ -1,0 +1,146 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The canonical form of a block-scaled matmul: one ``linalg.scaled_contract``.
+
+Operands are A ``[M, K]``, its scales ``[M, ceil(K/32)]``, B ``[N, K]``, its scales
+``[ceil(N/32) or N, ceil(K/32)]``; the maps say which block B has; the init is a zero fill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, linalg, tensor
+
+from block32.lowering.common.index import constant
+from block32.lowering.problem import BLOCK_K, ScaledMatmul
+
+OP_NAME = "linalg.scaled_contract"
+
+
+@dataclass(frozen=True)
+class MatmulOperands:
+    """The SSA operands of a block-scaled matmul in canonical layout.
+
+    Attributes:
+        lhs: x, ``[M, K]``.
+        lhs_scale: E8M0 scales of x, ``[M, ceil(K/32)]``.
+        rhs: w, ``[N, K]``.
+        rhs_scale: E8M0 scales of w, ``[ceil(N/rhs_block_n), ceil(K/32)]``.
+        rhs_block_n: Rows of w that share a scale, 1 or 32.
+    """
+
+    lhs: ir.Value
+    lhs_scale: ir.Value
+    rhs: ir.Value
+    rhs_scale: ir.Value
+    rhs_block_n: int
+
+
+def canonical_maps(rhs_block_n: int) -> ir.ArrayAttr:
+    """The five indexing maps of the canonical op, over (m, n, k)."""
+    m, n, k = (ir.AffineExpr.get_dim(i) for i in range(3))
+    k_block = ir.AffineExpr.get_floor_div(k, BLOCK_K)
+    n_block = n if rhs_block_n == 1 else ir.AffineExpr.get_floor_div(n, rhs_block_n)
+    results = ([m, k], [m, k_block], [n, k], [n_block, k_block], [m, n])
+    return ir.ArrayAttr.get(
+        [ir.AffineMapAttr.get(ir.AffineMap.get(3, 0, exprs)) for exprs in results]
+    )
+
+
+def build(operands: MatmulOperands, element: ir.Type) -> ir.Value:
+    """Build the canonical op with its zero fill at the insertion point.
+
+    Args:
+        operands: The operands in canonical layout.
+        element: The result's element type: f32, bf16 or f16.
+
+    Returns:
+        y, ``[M, N]``.
+    """
+    lhs_type = ir.RankedTensorType(operands.lhs.type)
+    rhs_type = ir.RankedTensorType(operands.rhs.type)
+    m: int | ir.Value = lhs_type.shape[0]
+    if lhs_type.is_dynamic_dim(0):
+        m = tensor.dim(operands.lhs, constant(0))
+    empty = tensor.empty([m, rhs_type.shape[0]], element)
+    filled = linalg.fill(arith.constant(element, 0.0), outs=[empty])
+    op = linalg.ScaledContractOp(
+        [filled.type],
+        [operands.lhs, operands.lhs_scale, operands.rhs, operands.rhs_scale],
+        [filled],
+        canonical_maps(operands.rhs_block_n),
+    )
+    linalg.fill_builtin_region(op.operation)
+    return op.results[0]
+
+
+def is_canonical(op: ir.Operation | ir.OpView) -> bool:
+    """Whether ``op`` is a block-scaled matmul in canonical form."""
+    operation = op.operation
+    if operation.name != OP_NAME:
+        return False
+    maps = operation.attributes["indexing_maps"]
+    if maps not in (canonical_maps(1), canonical_maps(32)):
+        return False
+    return is_zero_fill(operation.operands[4]) and _has_served_shapes(operation)
+
+
+def _has_served_shapes(operation: ir.Operation) -> bool:
+    """N and K known, element types that kernels read, E8M0 scales."""
+    lhs, lhs_scale, rhs, rhs_scale = (ir.RankedTensorType(v.type) for v in operation.operands[:4])
+    if not rhs.has_static_shape or 0 in rhs.shape or lhs.is_dynamic_dim(1):
+        return False
+    return str(lhs_scale.element_type) == str(rhs_scale.element_type) == "f8E8M0FNU"
+
+
+def operands_of(op: ir.Operation | ir.OpView) -> MatmulOperands:
+    """The operands of a canonical op."""
+    lhs, lhs_scale, rhs, rhs_scale = list(op.operation.operands)[:4]
+    block_n = 1 if op.operation.attributes["indexing_maps"] == canonical_maps(1) else 32
+    return MatmulOperands(lhs, lhs_scale, rhs, rhs_scale, block_n)
+
+
+def problem_of(op: ir.Operation | ir.OpView) -> ScaledMatmul:
+    """What a canonical op computes."""
+    operands = operands_of(op)
+    lhs = ir.RankedTensorType(operands.lhs.type)
+    rhs = ir.RankedTensorType(operands.rhs.type)
+    result = ir.RankedTensorType(op.operation.results[0].type)
+    return ScaledMatmul(
+        m=None if lhs.is_dynamic_dim(0) else lhs.shape[0],
+        n=rhs.shape[0],
+        k=rhs.shape[1],
+        lhs=str(lhs.element_type),
+        rhs=str(rhs.element_type),
+        rhs_block=(operands.rhs_block_n, BLOCK_K),
+        result=str(result.element_type),
+    )
+
+
+def is_zero_fill(value: ir.Value) -> bool:
+    """Whether ``value`` is a ``linalg.fill`` of zero, or a splat constant of zero."""
+    if isinstance(value.owner, ir.Block):
+        return False
+    producer = value.owner
+    operation = producer.operation if isinstance(producer, ir.OpView) else producer
+    if operation.name == "linalg.fill":
+        return _is_zero_constant(operation.operands[0])
+    return _is_zero_constant(value)
+
+
+def _is_zero_constant(value: ir.Value) -> bool:
+    """A scalar or splat +0.0. (-0.0 differs from it only in the sign of an all-zero sum.)"""
+    if isinstance(value.owner, ir.Block):
+        return False
+    operation = value.owner.operation if isinstance(value.owner, ir.OpView) else value.owner
+    if operation.name != "arith.constant":
+        return False
+    attribute = operation.attributes["value"]
+    if isinstance(attribute, ir.FloatAttr):
+        return attribute.value == 0.0
+    if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+        splat = attribute.get_splat_value()
+        return isinstance(splat, ir.FloatAttr) and splat.value == 0.0
+    return False

@@ -1,0 +1,167 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32-raise``: every block-scaled matmul becomes a ``linalg.scaled_contract``.
+
+Before::
+
+    %y = linalg.matmul indexing_maps = [#a, #b_transposed, #c]
+        {block32.lhs = {block = [1, 32], scale = @x_scale},
+         block32.rhs = {block = [32, 32], scale = @w_scale}}
+        ins(%x, %w : tensor<4x64xf8E4M3FN>, tensor<32x64xf8E4M3FN>) outs(%zero : tensor<4x32xf32>)
+
+After::
+
+    %xs = util.global.load @x_scale : tensor<4x2xf8E8M0FNU>
+    %ws = util.global.load @w_scale : tensor<1x2xf8E8M0FNU>
+    %y = linalg.scaled_contract indexing_maps = [...]
+        ins(%x, %xs, %w, %ws : ...) outs(%zero : tensor<4x32xf32>)
+
+A marked matmul (one with a ``block32.`` attribute) that cannot be raised is an error. Other ops
+that look like a block-scaled matmul and cannot be served get a warning and stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, linalg, tensor
+
+from block32.dialects.diagnostics import error_at
+from block32.dialects.kernel import ATTRIBUTE as KERNEL_ATTRIBUTE
+from block32.lowering.common.index import constant
+from block32.passes import canonical
+from block32.passes.base import Pass, Report
+from block32.passes.raising import marked_matmul, scaled_contract, scaled_generic
+from block32.passes.raising.contraction import (
+    NotServedError,
+    ScaledContraction,
+    canonical_operands,
+    check_result_type,
+)
+
+_CANDIDATES = (marked_matmul.OP_NAME, scaled_contract.OP_NAME, scaled_generic.OP_NAME)
+
+
+@dataclass
+class RaisePass(Pass):
+    """Turn every recognised spelling into the canonical op."""
+
+    argument: ClassVar[str] = "block32-raise"
+    summary: ClassVar[str] = "turn block-scaled matmuls of every spelling into scaled_contract"
+
+    def run(self, module: ir.Module, report: Report) -> None:
+        """See the module's docstring.
+
+        Raises:
+            DiagnosticError: A marked matmul cannot be raised.
+        """
+        symbols = ir.SymbolTable(module.operation)
+        for op in _candidates(module):
+            if canonical.is_canonical(op):
+                continue
+            try:
+                self._raise_op(op, symbols)
+            except NotServedError as reason:
+                if marked_matmul.is_marked(op):
+                    raise error_at(op, f"cannot be raised: {reason}") from reason
+                report.warn(op, f"looks like a block-scaled matmul and is left alone: {reason}")
+
+    def _raise_op(self, op: ir.Operation, symbols: ir.SymbolTable) -> None:
+        contraction = _match(op, symbols)
+        if contraction is None:
+            return
+        element = ir.RankedTensorType(op.results[0].type).element_type
+        check_result_type(str(element))
+        with ir.InsertionPoint(op), op.location:
+            operands = canonical_operands(contraction)
+            init = op.operands[len(op.operands) - 1]
+            value = _build_with_init(operands, init, op)
+        op.results[0].replace_all_uses_with(value)
+        op.erase()
+
+
+def _candidates(module: ir.Module) -> list[ir.Operation]:
+    """Ops that may be block-scaled matmuls: collected first, since raising erases them."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "hal.executable.source":
+            return ir.WalkResult.SKIP
+        if op.name in _CANDIDATES or marked_matmul.is_marked(op):
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def _match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None:
+    contraction = marked_matmul.match(op, symbols)
+    if contraction is None:
+        contraction = scaled_contract.match(op)
+    if contraction is None:
+        contraction = scaled_generic.match(op)
+    return contraction
+
+
+def _build_with_init(
+    operands: canonical.MatmulOperands, init: ir.Value, op: ir.Operation
+) -> ir.Value:
+    """The canonical op; an init that is no zero is added to the f32 result before one rounding."""
+    result_type = ir.RankedTensorType(op.results[0].type)
+    element = result_type.element_type
+    if canonical.is_zero_fill(init):
+        value = canonical.build(operands, element)
+    else:
+        value = _add(canonical.build(operands, ir.F32Type.get()), init)
+    if KERNEL_ATTRIBUTE in op.attributes:
+        kernel = op.attributes[KERNEL_ATTRIBUTE]
+        _canonical_op(value).attributes[KERNEL_ATTRIBUTE] = kernel
+    return _restore_shape(value, result_type)
+
+
+def _canonical_op(value: ir.Value) -> ir.Operation:
+    """The canonical op that ``value`` is, or is the sum of."""
+    owner = value.owner.operation
+    return owner if owner.name == canonical.OP_NAME else owner.operands[0].owner.operation
+
+
+def _add(product: ir.Value, init: ir.Value) -> ir.Value:
+    """``init + product`` in f32, rounded to init's type."""
+    init_type = ir.RankedTensorType(init.type)
+    element = init_type.element_type
+    identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(2))
+    parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
+    op = linalg.GenericOp(
+        [init_type],
+        [product],
+        [init],
+        ir.ArrayAttr.get([identity] * 2),
+        ir.ArrayAttr.get([parallel] * 2),
+    )
+    f32 = ir.F32Type.get()
+    block = op.regions[0].blocks.append(f32, element, arg_locs=[ir.Location.unknown()] * 2)
+    with ir.InsertionPoint(block):
+        previous = block.arguments[1]
+        if element != f32:
+            previous = arith.extf(f32, previous)
+        total: ir.Value = arith.addf(previous, block.arguments[0])
+        linalg.yield_([total if element == f32 else arith.truncf(element, total)])
+    return op.results[0]
+
+
+def _restore_shape(value: ir.Value, wanted: ir.RankedTensorType) -> ir.Value:
+    """Undo the collapse of a split N: ``[M, N]`` back to ``[M, N/32, 32]``."""
+    have = ir.RankedTensorType(value.type)
+    if have.rank == wanted.rank:
+        return value
+    sizes: list[int | ir.Value] = list(wanted.shape)
+    if wanted.is_dynamic_dim(0):
+        sizes[0] = tensor.dim(value, constant(0))
+    dynamic = [size for size in sizes if isinstance(size, ir.Value)]
+    static = [
+        ir.ShapedType.get_dynamic_size() if isinstance(size, ir.Value) else size for size in sizes
+    ]
+    return tensor.expand_shape(wanted, value, [[0], [1, 2]], dynamic, static)

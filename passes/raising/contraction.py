@@ -1,0 +1,347 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A scaled contraction of any spelling, and its rewrite into canonical layout.
+
+The spellings differ in where the maps come from and whether K and N are split into blocks. What
+they share is here: which loop is M, N or K, how an operand's dimensions become rows and columns,
+and which block its scales have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, linalg, tensor
+
+from block32.lowering.common.index import constant
+from block32.lowering.problem import BLOCK_K, ceil_div
+from block32.passes.canonical import MatmulOperands
+
+VALUE_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+RESULT_TYPES = ("f32", "bf16", "f16")
+SCALE_TYPE = "f8E8M0FNU"
+
+#: What people write when they mean a type that is served.
+TYPE_HINTS = {
+    "f8E4M3": "f8E4M3 has infinities; MXFP8 values are f8E4M3FN",
+    "f8E4M3FNUZ": "FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E4M3FN",
+    "f8E5M2FNUZ": "FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E5M2",
+    "f8E4M3B11FNUZ": "MXFP8 values are f8E4M3FN",
+    "f8E3M4": "MXFP8 values are f8E4M3FN",
+}
+
+
+class NotServedError(Exception):
+    """A contraction that looks like a block-scaled matmul and is none that we can rewrite."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor and how the loops index it."""
+
+    value: ir.Value
+    map: ir.AffineMap
+
+    @property
+    def element(self) -> str:
+        """The element type's MLIR name."""
+        return str(ir.RankedTensorType(self.value.type).element_type)
+
+
+@dataclass(frozen=True)
+class ScaledContraction:
+    """``result += (lhs * lhs_scale) * (rhs * rhs_scale)`` over loops given by affine maps."""
+
+    lhs: Operand
+    lhs_scale: Operand
+    rhs: Operand
+    rhs_scale: Operand
+    result: ir.AffineMap
+
+    def ordered(self) -> ScaledContraction:
+        """The same with the operand that has the result's first loop as the left one."""
+        first = _dims(self.result)[0]
+        if first in _dims(self.lhs.map):
+            return self
+        return ScaledContraction(
+            self.rhs, self.rhs_scale, self.lhs, self.lhs_scale, self.result
+        )
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """Loop numbers by role, outermost first: a split K is (block, element of the block)."""
+
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+
+
+def canonical_operands(contraction: ScaledContraction) -> MatmulOperands:
+    """Bring the operands into canonical layout, building reshapes and transposes where needed.
+
+    Raises:
+        NotServedError: Another element type, loop structure or scale block than we serve.
+    """
+    contraction = contraction.ordered()
+    check_value_type(contraction.lhs.element)
+    check_value_type(contraction.rhs.element)
+    check_scale_type(contraction.lhs_scale.element)
+    check_scale_type(contraction.rhs_scale.element)
+    loops = _classify(contraction)
+    k = _extent(contraction.rhs, loops.k)
+    n = _extent(contraction.rhs, loops.n)
+    lhs_block = _scale_block(contraction.lhs_scale, contraction.lhs, loops.m, loops.k)
+    rhs_block = _scale_block(contraction.rhs_scale, contraction.rhs, loops.n, loops.k)
+    if lhs_block != (1, BLOCK_K):
+        raise NotServedError(f"expected 1x32 scales on the left operand but got {_by(lhs_block)}")
+    if rhs_block[0] not in (1, BLOCK_K) and rhs_block[0] % BLOCK_K:
+        raise NotServedError(
+            f"expected 1x32 or 32x32 scales (or multiples) on the right operand but got "
+            f"{_by(rhs_block)}"
+        )
+    lhs_scale = _scale_matrix(contraction.lhs_scale, loops.m, loops.k)
+    rhs_scale = _scale_matrix(contraction.rhs_scale, loops.n, loops.k)
+    rows_per_scale = 1 if rhs_block[0] == 1 else BLOCK_K
+    wanted = (ceil_div(n, rows_per_scale), ceil_div(k, BLOCK_K))
+    repeats = (rhs_block[0] // rows_per_scale, rhs_block[1] // BLOCK_K)
+    return MatmulOperands(
+        lhs=_matrix(contraction.lhs.value, _dims(contraction.lhs.map), loops.m, loops.k),
+        lhs_scale=lhs_scale,
+        rhs=_matrix(contraction.rhs.value, _dims(contraction.rhs.map), loops.n, loops.k),
+        rhs_scale=expand_scales(rhs_scale, wanted, repeats),
+        rhs_block_n=rows_per_scale,
+    )
+
+
+def check_value_type(element: str) -> None:
+    """Refuse an operand's element type that no kernel reads, with a hint where there is one.
+
+    Raises:
+        NotServedError: The type is not one of ``VALUE_TYPES``.
+    """
+    if element in VALUE_TYPES:
+        return
+    hint = TYPE_HINTS.get(element)
+    reason = f"expected operands of {', '.join(VALUE_TYPES)} but got {element}"
+    raise NotServedError(f"{reason} ({hint})" if hint else reason)
+
+
+def check_scale_type(element: str) -> None:
+    """Refuse scales that are no E8M0 bytes.
+
+    Raises:
+        NotServedError: The type is not f8E8M0FNU.
+    """
+    if element != SCALE_TYPE:
+        raise NotServedError(f"expected scales of type {SCALE_TYPE} but got {element}")
+
+
+def check_result_type(element: str) -> None:
+    """Refuse a result type that no kernel stores.
+
+    Raises:
+        NotServedError: The type is not one of ``RESULT_TYPES``.
+    """
+    if element not in RESULT_TYPES:
+        raise NotServedError(f"expected a result of {', '.join(RESULT_TYPES)} but got {element}")
+
+
+def _by(block: tuple[int, int]) -> str:
+    return f"{block[0]}x{block[1]}"
+
+
+def _dims(affine_map: ir.AffineMap) -> list[int]:
+    """Loop numbers of a projected permutation."""
+    dims = []
+    for expr in affine_map.results:
+        if not isinstance(expr, ir.AffineDimExpr):
+            raise NotServedError(f"expected operands indexed by plain loops but got {affine_map}")
+        dims.append(expr.position)
+    return dims
+
+
+def _classify(contraction: ScaledContraction) -> _Loops:
+    lhs, rhs = _dims(contraction.lhs.map), _dims(contraction.rhs.map)
+    result = _dims(contraction.result)
+    m = tuple(d for d in result if d in lhs and d not in rhs)
+    n = tuple(d for d in result if d in rhs and d not in lhs)
+    k = tuple(d for d in rhs if d in lhs and d not in result)
+    if set(lhs) & set(rhs) & set(result):
+        raise NotServedError("batched block-scaled matmuls are not served")
+    if len(m) != 1 or len(n) not in (1, 2) or len(k) not in (1, 2) or [*m, *n] != result:
+        raise NotServedError(
+            "expected loops (m, n, k), with n and k whole or split into blocks of 32"
+        )
+    for name, group, operand in (("k", k, contraction.rhs), ("n", n, contraction.rhs)):
+        if len(group) == 2 and _loop_size(operand, group[1]) != BLOCK_K:
+            raise NotServedError(f"expected the inner loop of a split {name} to be 32 long")
+    return _Loops(m, n, k)
+
+
+def _loop_size(operand: Operand, loop: int) -> int:
+    position = _dims(operand.map).index(loop)
+    tensor_type = ir.RankedTensorType(operand.value.type)
+    if tensor_type.is_dynamic_dim(position):
+        raise NotServedError("expected static N and K")
+    return tensor_type.shape[position]
+
+
+def _extent(operand: Operand, loops: tuple[int, ...]) -> int:
+    """N or K: the product of a group's loops."""
+    extent = 1
+    for loop in loops:
+        extent *= _loop_size(operand, loop)
+    if extent == 0:
+        raise NotServedError("expected N and K of at least 1")
+    return extent
+
+
+def _scale_block(
+    scale: Operand, operand: Operand, rows: tuple[int, ...], k: tuple[int, ...]
+) -> tuple[int, int]:
+    """Rows and K elements of the operand that share a scale, from the scale's map."""
+    row_block, k_block = 0, 0
+    seen: set[int] = set()
+    for expr in scale.map.results:
+        if isinstance(expr, ir.AffineConstantExpr) and expr.value == 0:
+            continue
+        loop, divisor = _loop_and_divisor(expr)
+        seen.add(loop)
+        inner = 1
+        if loop in (rows[0], k[0]) and len(rows if loop == rows[0] else k) == 2:
+            inner = BLOCK_K
+        if loop == k[0]:
+            k_block = divisor * inner
+        elif loop == rows[0]:
+            row_block = divisor * inner
+        elif len(rows) == 2 and loop == rows[1] and rows[0] in seen and divisor == 1:
+            row_block = 1
+        else:
+            raise NotServedError(f"unsupported scale map {scale.map}")
+    if not row_block or not k_block:
+        raise NotServedError(f"expected a scale for every 32 of K and row block, got {scale.map}")
+    if k_block % BLOCK_K:
+        raise NotServedError(f"expected 32 elements of K to share a scale but got {k_block}")
+    return row_block, k_block
+
+
+def _loop_and_divisor(expr: ir.AffineExpr) -> tuple[int, int]:
+    if isinstance(expr, ir.AffineDimExpr):
+        return expr.position, 1
+    if isinstance(expr, ir.AffineFloorDivExpr):
+        loop, divisor = expr.lhs, expr.rhs
+        if isinstance(loop, ir.AffineDimExpr) and isinstance(divisor, ir.AffineConstantExpr):
+            return loop.position, divisor.value
+    raise NotServedError(f"unsupported scale index {expr}")
+
+
+def _matrix(
+    value: ir.Value, dims: list[int], rows: tuple[int, ...], columns: tuple[int, ...]
+) -> ir.Value:
+    """The tensor as [rows, columns]: collapse split dimensions, transpose if columns come first."""
+    if dims == [*rows, *columns]:
+        return _collapse(value, len(rows), len(columns))
+    if dims == [*columns, *rows]:
+        return transpose(_collapse(value, len(columns), len(rows)))
+    raise NotServedError("expected the blocks of N and K to be neighbours in memory")
+
+
+def _scale_matrix(scale: Operand, rows: tuple[int, ...], k: tuple[int, ...]) -> ir.Value:
+    """The scales as [row blocks, K blocks], without trailing ones."""
+    value = drop_trailing_ones(scale.value, kept=_kept_dims(scale))
+    loops = [
+        _loop_and_divisor(expr)[0]
+        for expr in scale.map.results
+        if not isinstance(expr, ir.AffineConstantExpr)
+    ]
+    present_rows = tuple(loop for loop in rows if loop in loops)
+    return _matrix(value, loops, present_rows, k[:1])
+
+
+def _kept_dims(scale: Operand) -> int:
+    constants = [isinstance(e, ir.AffineConstantExpr) for e in scale.map.results]
+    kept = constants.index(True) if True in constants else len(constants)
+    if not all(constants[kept:]):
+        raise NotServedError(f"unsupported scale map {scale.map}")
+    return kept
+
+
+def drop_trailing_ones(value: ir.Value, kept: int) -> ir.Value:
+    """Collapse the dimensions of size 1 after the first ``kept``."""
+    tensor_type = ir.RankedTensorType(value.type)
+    if tensor_type.rank == kept:
+        return value
+    if any(tensor_type.shape[i] != 1 for i in range(kept, tensor_type.rank)):
+        raise NotServedError(f"expected {kept} scale dimensions but got {tensor_type}")
+    groups = [[i] for i in range(kept - 1)] + [list(range(kept - 1, tensor_type.rank))]
+    return _collapse_groups(value, groups)
+
+
+def _collapse(value: ir.Value, first: int, second: int) -> ir.Value:
+    if first == second == 1:
+        return value
+    groups = [list(range(first)), list(range(first, first + second))]
+    return _collapse_groups(value, groups)
+
+
+def _collapse_groups(value: ir.Value, groups: list[list[int]]) -> ir.Value:
+    source = ir.RankedTensorType(value.type)
+    shape = []
+    for group in groups:
+        sizes = [source.shape[i] for i in group]
+        if any(source.is_dynamic_dim(i) for i in group):
+            if len(group) > 1 and any(size != 1 for size in sizes[1:]):
+                raise NotServedError("expected only M to be dynamic")
+            shape.append(ir.ShapedType.get_dynamic_size())
+            continue
+        product = 1
+        for size in sizes:
+            product *= size
+        shape.append(product)
+    collapsed = ir.RankedTensorType.get(shape, source.element_type)
+    return tensor.collapse_shape(collapsed, value, groups)
+
+
+def transpose(value: ir.Value) -> ir.Value:
+    """``linalg.transpose`` of a matrix; IREE evaluates it at compile time for constants."""
+    source = ir.RankedTensorType(value.type)
+    sizes: list[int | ir.Value] = [
+        tensor.dim(value, constant(i)) if source.is_dynamic_dim(i) else source.shape[i]
+        for i in (1, 0)
+    ]
+    empty = tensor.empty(sizes, source.element_type)
+    return linalg.transpose(value, outs=[empty], permutation=[1, 0]).result[0]
+
+
+def expand_scales(
+    scale: ir.Value, wanted: tuple[int, int], repeats: tuple[int, int]
+) -> ir.Value:
+    """Repeat each scale of a coarser grid over the blocks that it covers: exact.
+
+    Args:
+        scale: E8M0 scales, ``[ceil(rows / block), ceil(K / block)]``.
+        wanted: The shape of the finer grid.
+        repeats: Fine blocks in a coarse block, along rows and K.
+    """
+    if repeats == (1, 1):
+        return scale
+    element = ir.RankedTensorType(scale.type).element_type
+    empty = tensor.empty(list(wanted), element)
+    identity = ir.AffineMap.get_identity(2)
+    parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
+    op = linalg.GenericOp(
+        [empty.type],
+        [],
+        [empty],
+        ir.ArrayAttr.get([ir.AffineMapAttr.get(identity)]),
+        ir.ArrayAttr.get([parallel, parallel]),
+    )
+    block = op.regions[0].blocks.append(element, arg_locs=[ir.Location.unknown()])
+    with ir.InsertionPoint(block):
+        indices = [
+            arith.divui(linalg.index(axis), constant(repeat)) for axis, repeat in enumerate(repeats)
+        ]
+        linalg.yield_([tensor.extract(scale, indices)])
+    return op.results[0]
