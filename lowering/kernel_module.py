@@ -123,21 +123,21 @@ def _declare_kernel(name: str) -> None:
 def emit_kernels(spec: KernelSpec, executable: ir.Operation) -> None:
     """Give every kernel of ``executable`` its body."""
     functions = {
-        ir.StringAttr(function.attributes["sym_name"]).value: function
-        for function in _kernel_functions(executable)
+        ir.StringAttr(function.attributes["sym_name"]).value: function.operation
+        for function in kernel_declarations(executable).regions[0].blocks[0]
     }
     for launch in spec.plan().launches:
         for tier_index, tier in enumerate(spec.tiers):
             _emit_kernel(spec, launch, tier, functions[export_name(launch, tier_index)])
 
 
-def _kernel_functions(executable: ir.Operation) -> list[ir.Operation]:
-    modules = [
+def kernel_declarations(executable: ir.Operation) -> ir.Operation:
+    """The ``builtin.module`` inside an executable, where its kernels are."""
+    return next(
         op.operation
         for op in executable.regions[0].blocks[0]
         if op.operation.name == "builtin.module"
-    ]
-    return [function.operation for function in modules[0].regions[0].blocks[0]]
+    )
 
 
 def _emit_kernel(

@@ -14,6 +14,8 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.lowering.common.index import constant
+from block32.lowering.common.tensors import bitcast
+from block32.lowering.host import operand_types
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
 OP_NAME = "linalg.scaled_contract"
@@ -100,6 +102,22 @@ def operands_of(op: ir.Operation | ir.OpView) -> MatmulOperands:
     lhs, lhs_scale, rhs, rhs_scale = list(op.operation.operands)[:4]
     block_n = 1 if op.operation.attributes["indexing_maps"] == canonical_maps(1) else 32
     return MatmulOperands(lhs, lhs_scale, rhs, rhs_scale, block_n)
+
+
+def host_operands(op: ir.Operation | ir.OpView) -> dict[str, ir.Value]:
+    """The operands by ABI name as host functions take them: 4-bit values as packed bytes.
+
+    Bitcasts are built at the insertion point.
+    """
+    operands = operands_of(op)
+    values = {
+        "lhs": operands.lhs,
+        "rhs": operands.rhs,
+        "lhs_scale": operands.lhs_scale,
+        "rhs_scale": operands.rhs_scale,
+    }
+    types = operand_types(problem_of(op))
+    return {name: bitcast(value, types[name]) for name, value in values.items()}
 
 
 def problem_of(op: ir.Operation | ir.OpView) -> ScaledMatmul:

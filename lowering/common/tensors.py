@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from iree.compiler import ir
-from iree.compiler.dialects import tensor
+from iree.compiler.dialects import linalg, tensor
 
 from block32.lowering.common.index import constant
 
@@ -37,3 +37,8 @@ def bitcast(value: ir.Value, result_type: ir.Type) -> ir.Value:
         },
     )
     return op.result
+
+
+def loop_index(axis: int) -> ir.Value:
+    """The iteration index of a loop, inside a ``linalg.generic`` body."""
+    return linalg.IndexOp(axis).result

@@ -15,6 +15,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.lowering.common.index import constant
+from block32.lowering.common.tensors import loop_index
 from block32.lowering.problem import BLOCK_K, ceil_div
 from block32.passes.canonical import MatmulOperands
 
@@ -341,7 +342,7 @@ def expand_scales(
     block = op.regions[0].blocks.append(element, arg_locs=[ir.Location.unknown()])
     with ir.InsertionPoint(block):
         indices = [
-            arith.divui(linalg.index(axis), constant(repeat)) for axis, repeat in enumerate(repeats)
+            arith.divui(loop_index(axis), constant(repeat)) for axis, repeat in enumerate(repeats)
         ]
         linalg.yield_([tensor.extract(scale, indices)])
     return op.results[0]

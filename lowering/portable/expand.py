@@ -1,0 +1,258 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A block-scaled matmul as plain linalg, right for every scale byte on every device.
+
+Values and scales are taken apart as integers, so no fp8 type reaches a back end that cannot
+convert it. A scale of 2^-127 would be a denormal that many devices flush to zero. So the two
+exponents are added as integers, and the sum is applied to the product in two factors, each a
+normal number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, linalg, tensor
+
+from block32.lowering.common.index import constant
+from block32.lowering.common.tensors import bitcast, loop_index
+from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
+
+_NAN_SCALE = 255
+_F32_NAN_BITS = 0x7FC00000
+#: Added to the sum of two scale bytes' exponents (-254..254) so that each half stays normal.
+_SMALLEST_EXPONENT = -252
+
+
+@dataclass(frozen=True)
+class Float8:
+    """How the bits of a small float format are laid out.
+
+    Attributes:
+        exponent_bits: Width of the exponent.
+        mantissa_bits: Width of the mantissa.
+        bias: Exponent bias.
+        nan_codes: First magnitude code (without sign) that is NaN, or None where there is none.
+        infinity_code: The magnitude code of infinity, or None.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    nan_codes: int | None
+    infinity_code: int | None
+
+    @property
+    def sign_shift(self) -> int:
+        """Position of the sign bit."""
+        return self.exponent_bits + self.mantissa_bits
+
+
+#: OCP 8-bit floating point specification 1.0, table 1; OCP MX 1.0, table 5 for f4E2M1FN.
+FORMATS = {
+    "f8E4M3FN": Float8(4, 3, 7, nan_codes=0x7F, infinity_code=None),
+    "f8E5M2": Float8(5, 2, 15, nan_codes=0x7D, infinity_code=0x7C),
+    "f4E2M1FN": Float8(2, 1, 1, nan_codes=None, infinity_code=None),
+}
+
+
+def expand(problem: ScaledMatmul, operands: dict[str, ir.Value]) -> ir.Value:
+    """Build the matmul at the insertion point.
+
+    Args:
+        problem: The matmul.
+        operands: Tensors by ABI name, with the types of ``host.operand_types``.
+
+    Returns:
+        y, ``[M, N]`` of the result type.
+    """
+    lhs = _blocked(_codes(operands["lhs"], problem.lhs, problem.k))
+    rhs = _blocked(_codes(operands["rhs"], problem.rhs, problem.k))
+    lhs_scale = _as_bytes(operands["lhs_scale"])
+    rhs_scale = _row_scales(_as_bytes(operands["rhs_scale"]), problem)
+    product = _contract(problem, lhs, lhs_scale, rhs, rhs_scale)
+    return _round(product, problem.result)
+
+
+def _as_bytes(value: ir.Value) -> ir.Value:
+    tensor_type = ir.RankedTensorType(value.type)
+    i8 = ir.IntegerType.get_signless(8)
+    if tensor_type.element_type == i8:
+        return value
+    return bitcast(value, ir.RankedTensorType.get(tensor_type.shape, i8))
+
+
+def _codes(value: ir.Value, element: str, k: int) -> ir.Value:
+    """One code a byte, ``[rows, K]``: packed 4-bit values are taken apart, low nibble first."""
+    stored = _as_bytes(value)
+    if element != "f4E2M1FN":
+        return stored
+    i8 = ir.IntegerType.get_signless(8)
+    stored_type = ir.RankedTensorType(stored.type)
+    rows = tensor.dim(stored, constant(0)) if stored_type.is_dynamic_dim(0) else stored_type.shape[0]
+    empty = tensor.empty([rows, k], i8)
+    op = _generic([], empty, [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
+    with ir.InsertionPoint(op.regions[0].blocks[0]):
+        column = loop_index(1)
+        byte = tensor.extract(stored, [loop_index(0), arith.divui(column, constant(2))])
+        shift = arith.muli(arith.remui(column, constant(2)), constant(4))
+        nibble = arith.shrui(byte, arith.index_cast(i8, shift))
+        linalg.yield_([arith.andi(nibble, arith.constant(i8, 0xF))])
+    return op.results[0]
+
+
+def _blocked(codes: ir.Value) -> ir.Value:
+    """``[rows, K]`` codes as ``[rows, ceil(K/32), 32]``, padded with zeros."""
+    codes_type = ir.RankedTensorType(codes.type)
+    blocks = ceil_div(codes_type.shape[1], BLOCK_K)
+    missing = blocks * BLOCK_K - codes_type.shape[1]
+    if missing:
+        codes = _pad_columns(codes, missing)
+    is_dynamic = codes_type.is_dynamic_dim(0)
+    rows = [tensor.dim(codes, constant(0))] if is_dynamic else []
+    shape = [codes_type.shape[0], blocks, BLOCK_K]
+    expanded = ir.RankedTensorType.get(shape, codes_type.element_type)
+    return tensor.expand_shape(expanded, codes, [[0], [1, 2]], rows, shape)
+
+
+def _pad_columns(codes: ir.Value, missing: int) -> ir.Value:
+    """Zero bytes after each row: the value 0 in every format."""
+    codes_type = ir.RankedTensorType(codes.type)
+    padded = ir.RankedTensorType.get(
+        [codes_type.shape[0], codes_type.shape[1] + missing], codes_type.element_type
+    )
+    op = tensor.PadOp(padded, codes, [], [], [0, 0], [0, missing])
+    index = ir.IndexType.get()
+    block = op.regions[0].blocks.append(index, index, arg_locs=[ir.Location.unknown()] * 2)
+    with ir.InsertionPoint(block):
+        tensor.yield_(arith.constant(codes_type.element_type, 0))
+    return op.results[0]
+
+
+def _row_scales(scale: ir.Value, problem: ScaledMatmul) -> ir.Value:
+    """One scale byte a row and 32 K, ``[N, ceil(K/32)]``, from the scales of larger blocks."""
+    if problem.rhs_block[0] == 1:
+        return scale
+    element = ir.RankedTensorType(scale.type).element_type
+    empty = tensor.empty([problem.n, problem.k_blocks], element)
+    op = _generic([], empty, [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
+    with ir.InsertionPoint(op.regions[0].blocks[0]):
+        row = arith.divui(loop_index(0), constant(problem.rhs_block[0]))
+        linalg.yield_([tensor.extract(scale, [row, loop_index(1)])])
+    return op.results[0]
+
+
+def _generic(
+    inputs: list[ir.Value], init: ir.Value, maps: list[ir.AffineMap], iterators: list[str]
+) -> linalg.GenericOp:
+    """A ``linalg.generic`` with an empty body block."""
+    op = linalg.GenericOp(
+        [init.type],
+        inputs,
+        [init],
+        ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{i}>") for i in iterators]),
+    )
+    elements = [ir.RankedTensorType(v.type).element_type for v in [*inputs, init]]
+    op.regions[0].blocks.append(*elements, arg_locs=[ir.Location.unknown()] * len(elements))
+    return op
+
+
+def _contract(
+    problem: ScaledMatmul,
+    lhs: ir.Value,
+    lhs_scale: ir.Value,
+    rhs: ir.Value,
+    rhs_scale: ir.Value,
+) -> ir.Value:
+    """The sum over (K block, element of the block) as f32, ``[M, N]``."""
+    m, n, block, element = (ir.AffineExpr.get_dim(i) for i in range(4))
+    maps = [
+        ir.AffineMap.get(4, 0, results)
+        for results in ([m, block, element], [m, block], [n, block, element], [n, block], [m, n])
+    ]
+    f32 = ir.F32Type.get()
+    lhs_type = ir.RankedTensorType(lhs.type)
+    rows = tensor.dim(lhs, constant(0)) if lhs_type.is_dynamic_dim(0) else lhs_type.shape[0]
+    zeros = linalg.fill(arith.constant(f32, 0.0), outs=[tensor.empty([rows, problem.n], f32)])
+    iterators = ["parallel", "parallel", "reduction", "reduction"]
+    op = _generic([lhs, lhs_scale, rhs, rhs_scale], zeros, maps, iterators)
+    body = op.regions[0].blocks[0]
+    with ir.InsertionPoint(body):
+        x, x_scale, w, w_scale, accumulator = body.arguments
+        product = arith.mulf(decode(x, problem.lhs), decode(w, problem.rhs))
+        scaled = _apply_scales(product, x_scale, w_scale)
+        linalg.yield_([arith.addf(accumulator, scaled)])
+    return op.results[0]
+
+
+def decode(code: ir.Value, element: str) -> ir.Value:
+    """The f32 value of an i8 code of a small float format, by integer arithmetic; exact."""
+    layout = FORMATS[element]
+    i32, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
+    bits = arith.andi(arith.extui(i32, code), _i32((2 << layout.sign_shift) - 1))
+    magnitude = arith.andi(bits, _i32((1 << layout.sign_shift) - 1))
+    mantissa = arith.andi(magnitude, _i32((1 << layout.mantissa_bits) - 1))
+    subnormal_unit = 2.0 ** (1 - layout.bias - layout.mantissa_bits)
+    subnormal = arith.mulf(arith.uitofp(f32, mantissa), arith.constant(f32, subnormal_unit))
+    # Exponent and mantissa move up as one: only the bias between the formats is added.
+    shifted = arith.shli(magnitude, _i32(23 - layout.mantissa_bits))
+    normal = arith.bitcast(f32, arith.addi(shifted, _i32((127 - layout.bias) << 23)))
+    is_normal = _compare("uge", magnitude, 1 << layout.mantissa_bits)
+    value = arith.select(is_normal, normal, subnormal)
+    if layout.infinity_code is not None:
+        infinity = arith.constant(f32, float("inf"))
+        value = arith.select(_compare("eq", magnitude, layout.infinity_code), infinity, value)
+    if layout.nan_codes is not None:
+        value = arith.select(_compare("uge", magnitude, layout.nan_codes), _f32_nan(), value)
+    is_negative = _compare("uge", bits, 1 << layout.sign_shift)
+    return arith.select(is_negative, arith.negf(value), value)
+
+
+def _apply_scales(product: ir.Value, x_scale: ir.Value, w_scale: ir.Value) -> ir.Value:
+    """``product * 2^(x_scale + w_scale - 254)``, NaN where either byte is 255."""
+    i32 = ir.IntegerType.get_signless(32)
+    x_byte, w_byte = arith.extui(i32, x_scale), arith.extui(i32, w_scale)
+    exponent = arith.subi(arith.addi(x_byte, w_byte), _i32(254))
+    exponent = arith.maxsi(exponent, _i32(_SMALLEST_EXPONENT))
+    first = arith.shrsi(exponent, _i32(1))
+    second = arith.subi(exponent, first)
+    scaled = arith.mulf(arith.mulf(product, _power_of_two(first)), _power_of_two(second))
+    is_nan = _compare("eq", arith.maxui(x_byte, w_byte), _NAN_SCALE)
+    return arith.select(is_nan, _f32_nan(), scaled)
+
+
+def _power_of_two(exponent: ir.Value) -> ir.Value:
+    """``2^exponent`` as f32, for exponents of normal numbers (-126..127)."""
+    bits = arith.shli(arith.addi(exponent, _i32(127)), _i32(23))
+    return arith.bitcast(ir.F32Type.get(), bits)
+
+
+def _compare(predicate: str, value: ir.Value, constant_value: int) -> ir.Value:
+    return arith.cmpi(getattr(arith.CmpIPredicate, predicate), value, _i32(constant_value))
+
+
+def _i32(value: int) -> ir.Value:
+    return arith.constant(ir.IntegerType.get_signless(32), value)
+
+
+def _f32_nan() -> ir.Value:
+    return arith.bitcast(ir.F32Type.get(), _i32(_F32_NAN_BITS))
+
+
+def _round(product: ir.Value, result: str) -> ir.Value:
+    """The f32 sum rounded once to the result type."""
+    if result == "f32":
+        return product
+    element = ir.Type.parse(result)
+    product_type = ir.RankedTensorType(product.type)
+    is_dynamic = product_type.is_dynamic_dim(0)
+    rows = tensor.dim(product, constant(0)) if is_dynamic else product_type.shape[0]
+    empty = tensor.empty([rows, product_type.shape[1]], element)
+    maps = [ir.AffineMap.get_identity(2)] * 2
+    op = _generic([product], empty, maps, ["parallel", "parallel"])
+    block = op.regions[0].blocks[0]
+    with ir.InsertionPoint(block):
+        linalg.yield_([arith.truncf(element, block.arguments[0])])
+    return op.results[0]

@@ -1,0 +1,32 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The targets by name; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+from block32.dialects.diagnostics import DiagnosticError
+from block32.lowering.target import Target
+
+#: Where each target's class is. One line a target: this is all that the rest knows of them.
+TARGETS: Final[dict[str, tuple[str, str]]] = {
+    "cpu": ("block32.lowering.cpu.target", "CpuTarget"),
+    "gfx950": ("block32.lowering.gfx950.target", "Gfx950Target"),
+    "portable": ("block32.lowering.portable.target", "PortableTarget"),
+}
+
+
+def target_named(name: str) -> Target:
+    """The target that ``--target=name`` means.
+
+    Raises:
+        DiagnosticError: There is no such target.
+    """
+    if name not in TARGETS:
+        raise DiagnosticError(
+            "block32", f"unknown target '{name}'; expected one of {', '.join(TARGETS)}"
+        )
+    module, class_name = TARGETS[name]
+    return getattr(import_module(module), class_name)()

@@ -1,0 +1,90 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32-outline``: every matmul with a kernel becomes a call that dispatches an executable.
+
+Before::
+
+    %y = linalg.scaled_contract indexing_maps = [...] {block32.kernel = {...}} ins(...) outs(...)
+
+After::
+
+    hal.executable.source private @block32_kernels_0 {
+      hal.executable.export public @gemm_tier0 ... condition(...) {...} fallback(@gemm_tier1) ...
+      builtin.module attributes {block32.kernel = {...}, block32.problem = {...}} {
+        func.func private @gemm_tier0()
+        ...
+    util.func private @block32_matmul_0(%x, %w, %xs, %ws) -> tensor<...> { flow.dispatch ... }
+    ...
+    %y = util.call @block32_matmul_0(%x, %w, %xs, %ws)
+
+Matmuls of one problem and kernel share an executable. The kernels are still declarations:
+``block32-emit`` writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from iree.compiler import ir
+
+from block32.dialects import problem as problem_attribute
+from block32.dialects.kernel import ATTRIBUTE, KernelConfig
+from block32.lowering.host import build_call, build_host_function, result_type
+from block32.lowering.kernel_module import KernelSpec, build_executable, kernel_declarations
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.targets import target_named
+from block32.passes import canonical
+from block32.passes.base import Pass, Report
+from block32.passes.walk import operations_named
+
+EXECUTABLE_PREFIX = "block32_kernels_"
+FUNCTION_PREFIX = "block32_matmul_"
+
+
+@dataclass
+class OutlinePass(Pass):
+    """Turn selected matmuls into calls."""
+
+    argument: ClassVar[str] = "block32-outline"
+    summary: ClassVar[str] = "turn selected matmuls into dispatches of executables"
+
+    def run(self, module: ir.Module, report: Report) -> None:
+        """See the module's docstring."""
+        del report
+        functions: dict[tuple[ScaledMatmul, KernelConfig], str] = {}
+        for op in operations_named(module, canonical.OP_NAME):
+            if not canonical.is_canonical(op) or ATTRIBUTE not in op.attributes:
+                continue
+            config = KernelConfig.parse(op.attributes[ATTRIBUTE])
+            if all(tier.form == "portable" for tier in config.tiers):
+                continue
+            problem = canonical.problem_of(op)
+            if (problem, config) not in functions:
+                functions[problem, config] = _outline(module, len(functions), problem, config)
+            _call(op, functions[problem, config], problem)
+
+
+def _outline(
+    module: ir.Module, index: int, problem: ScaledMatmul, config: KernelConfig
+) -> str:
+    """Build the executable and the function of one problem; returns the function's symbol."""
+    executable_symbol = f"{EXECUTABLE_PREFIX}{index}"
+    function_symbol = f"{FUNCTION_PREFIX}{index}"
+    spec = KernelSpec(problem, target_named(config.target), config.tiers)
+    with ir.InsertionPoint.at_block_begin(module.body):
+        executable = build_executable(spec, executable_symbol)
+        build_host_function(spec, function_symbol, executable_symbol)
+    declarations = kernel_declarations(executable)
+    declarations.attributes[problem_attribute.ATTRIBUTE] = problem_attribute.build(problem)
+    declarations.attributes[ATTRIBUTE] = config.build()
+    return function_symbol
+
+
+def _call(op: ir.Operation, function: str, problem: ScaledMatmul) -> None:
+    with ir.InsertionPoint(op), op.location:
+        operands = canonical.host_operands(op)
+        arguments = [operands[name] for name in problem.operand_names]
+        y = build_call(function, arguments, result_type(problem))
+    op.results[0].replace_all_uses_with(y)
+    op.erase()

@@ -1,0 +1,40 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The one list of block32's passes: ``block32-opt``, the docs and the pipeline read it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from block32.lowering.target import DeviceFacts
+from block32.passes.base import Pass
+from block32.passes.emit import EmitPass
+from block32.passes.expand_portable import ExpandPortablePass
+from block32.passes.outline import OutlinePass
+from block32.passes.pipeline import PipelinePass
+from block32.passes.raise_ import RaisePass
+from block32.passes.select_kernel import SelectKernelPass
+
+#: Every pass, in the order of the pipeline.
+PASSES: Final[tuple[type[Pass], ...]] = (
+    RaisePass,
+    SelectKernelPass,
+    OutlinePass,
+    EmitPass,
+    ExpandPortablePass,
+)
+
+
+def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
+    """The passes of ``block32 compile``, in order.
+
+    Args:
+        target: The target's name.
+        facts: What is known of the device.
+    """
+    select = SelectKernelPass(
+        target=target,
+        cpu_features=",".join(f"+{name}" for name in sorted(facts.cpu_features)),
+        architecture=facts.architecture,
+    )
+    return [RaisePass(), select, OutlinePass(), EmitPass(), ExpandPortablePass()]

@@ -1,0 +1,126 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32-select-kernel``: choose a kernel for every block-scaled matmul, and say why.
+
+Before::
+
+    %y = linalg.scaled_contract indexing_maps = [...] ins(%x, %xs, %w, %ws : ...) outs(%zero : ...)
+
+After, with ``{target=cpu}``::
+
+    %y = linalg.scaled_contract indexing_maps = [...]
+        {block32.kernel = {target = "cpu", tiers = [{form = "stream", max_m = 8, ...}, ...]}}
+        ins(%x, %xs, %w, %ws : ...) outs(%zero : ...)
+
+A ``block32.kernel`` that the user wrote for this target is verified and kept; one for another
+target is ignored with a remark. A matmul that the target has no kernel for gets the form
+``portable``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from iree.compiler import ir
+
+from block32.dialects.diagnostics import BadAttributeError, error_at
+from block32.dialects.kernel import ATTRIBUTE, KernelConfig, KernelTier
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.target import DeviceFacts, Selection, Target
+from block32.lowering.targets import target_named
+from block32.passes import canonical
+from block32.passes.base import Pass, Report
+from block32.passes.walk import operations_named
+
+#: The configuration of a matmul that the target has no kernel for.
+PORTABLE = KernelConfig("portable", (KernelTier("portable"),))
+
+
+@dataclass
+class SelectKernelPass(Pass):
+    """Write ``block32.kernel`` on every canonical op.
+
+    Attributes:
+        target: The target's name.
+        cpu_features: The CPU's features as IREE spells them, ``+avx2,+fma,-avx512f``.
+        architecture: The triple's architecture, or the GPU's chip.
+    """
+
+    argument: ClassVar[str] = "block32-select-kernel"
+    summary: ClassVar[str] = "choose a kernel for every block-scaled matmul"
+
+    target: str = "cpu"
+    cpu_features: str = ""
+    architecture: str = ""
+    _chosen: dict[ScaledMatmul, Selection] = field(default_factory=dict, repr=False, init=False)
+
+    def run(self, module: ir.Module, report: Report) -> None:
+        """See the module's docstring.
+
+        Raises:
+            DiagnosticError: An unknown target, or a kernel that the user asked for and that
+                cannot compute its matmul.
+        """
+        target = target_named(self.target)
+        facts = DeviceFacts(enabled_features(self.cpu_features), self.architecture)
+        for op in operations_named(module, canonical.OP_NAME):
+            if canonical.is_canonical(op):
+                self._select(op, target, facts, report)
+
+    def _select(
+        self, op: ir.Operation, target: Target, facts: DeviceFacts, report: Report
+    ) -> None:
+        problem = canonical.problem_of(op)
+        if ATTRIBUTE in op.attributes:
+            forced = _parse(op)
+            if forced.target == target.name:
+                _verify(op, problem, forced, target, facts)
+                report.remark(op, _remark(problem, forced, "asked for by block32.kernel"))
+                return
+            report.remark(op, f"block32.kernel for {forced.target} ignored on {target.name}")
+        if problem not in self._chosen:
+            self._chosen[problem] = target.select(problem, facts)
+        selection = self._chosen[problem]
+        config = selection.config or PORTABLE
+        op.attributes[ATTRIBUTE] = config.build()
+        report.remark(op, _remark(problem, config, selection.reason))
+
+
+def enabled_features(cpu_features: str) -> frozenset[str]:
+    """Names of the features that are on, from ``+avx2,-avx512f``; a name without sign is on."""
+    enabled: set[str] = set()
+    for item in cpu_features.split(","):
+        name = item.strip().removeprefix("+")
+        if name.startswith("-"):
+            enabled.discard(name[1:])
+        elif name:
+            enabled.add(name)
+    return frozenset(enabled)
+
+
+def _parse(op: ir.Operation) -> KernelConfig:
+    try:
+        return KernelConfig.parse(op.attributes[ATTRIBUTE])
+    except BadAttributeError as error:
+        raise error_at(op, f"has a malformed '{ATTRIBUTE}': {error}") from error
+
+
+def _verify(
+    op: ir.Operation,
+    problem: ScaledMatmul,
+    config: KernelConfig,
+    target: Target,
+    facts: DeviceFacts,
+) -> None:
+    for tier in config.tiers:
+        reason = target.verify(problem, tier, facts)
+        if reason:
+            raise error_at(op, f"asks for a kernel that {target.name} cannot run: {reason}")
+
+
+def _remark(problem: ScaledMatmul, config: KernelConfig, reason: str) -> str:
+    tiers = "; ".join(
+        (f"M <= {tier.max_m}: " if tier.max_m else "") + tier.describe() for tier in config.tiers
+    )
+    return f"{problem.describe()}: {config.target} {tiers} ({reason})"
