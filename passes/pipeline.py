@@ -57,16 +57,22 @@ class PassFailedError(Exception):
         failed: The pass.
         diagnostic: The located error, or None for an error of block32's own.
         ir_before: The module before the failing pass, with locations.
+        pipeline_through: The passes up to and with the failing one, as pipeline text.
     """
 
     def __init__(
-        self, failed: PipelinePass, diagnostic: DiagnosticError | None, ir_before: str
+        self,
+        failed: PipelinePass,
+        diagnostic: DiagnosticError | None,
+        ir_before: str,
+        pipeline_through: tuple[str, ...],
     ):
         """See the class's attributes."""
-        super().__init__(f"pass '{failed.describe()}' failed")
+        super().__init__(diagnostic.render() if diagnostic else f"'{failed.describe()}' failed")
         self.failed = failed
         self.diagnostic = diagnostic
         self.ir_before = ir_before
+        self.pipeline_through = pipeline_through
 
 
 def parse_pipeline(text: str, passes: tuple[type[Pass], ...]) -> list[PipelinePass]:
@@ -142,16 +148,18 @@ def run_pipeline(
     Raises:
         PassFailedError: A pass failed; it holds the IR before that pass.
     """
-    for current in passes:
+    for position, current in enumerate(passes):
         before = module.operation.clone()
+        diagnostic: DiagnosticError | None = None
         try:
             with module.context, ir.Location.unknown():
                 current.run(module, report)
                 module.operation.verify()
-        except DiagnosticError as error:
-            raise PassFailedError(current, error, _print(before)) from error
         except Exception as error:
-            raise PassFailedError(current, None, _print(before)) from error
+            if isinstance(error, DiagnosticError):
+                diagnostic = error
+            through = tuple(p.describe() for p in passes[: position + 1])
+            raise PassFailedError(current, diagnostic, _print(before), through) from error
         before.erase()
         after_each(current, module)
 

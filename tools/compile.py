@@ -1,0 +1,188 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32 compile``: iree-compile with block32's passes in it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from iree.compiler import ir
+from rich.console import Console
+from rich.status import Status
+
+from block32.dialects.diagnostics import DiagnosticError
+from block32.lowering.targets import TARGETS
+from block32.passes.pipeline import PassFailedError, PipelinePass
+from block32.tools.compiler import (
+    EARLY_PHASES,
+    CompileOptions,
+    compile_early_phase,
+    compile_source,
+    reproduce_command,
+    requested_phase,
+    write_atomically,
+)
+from block32.tools.iree_compile import IreeCompileError, read_input
+
+_EXAMPLES = """examples:
+  block32 compile model.mlir --target=cpu -o model.vmfb
+  block32 compile model.mlirbc --target=cpu --cpu=znver4 -o model.vmfb
+  block32 compile - --target=gfx950 -o model.vmfb < model.mlir
+  block32 compile model.mlir --iree-opt-level=O2 --dump-ir-after-all=ir/ -o model.vmfb
+
+Every other flag goes to iree-compile as it is; give values as --flag=value.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the ``compile`` command."""
+    parser = subparsers.add_parser(
+        "compile",
+        help="compile a model into a vmfb",
+        description="Compile an MLIR model (.mlir, .mlirbc or - for stdin) into a vmfb, and say "
+        "for each block-scaled matmul which kernel it got and why.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_target_arguments(parser)
+    parser.add_argument("-o", dest="output", default="-", metavar="FILE", help="default: stdout")
+    parser.add_argument(
+        "--dump-ir-after-all",
+        nargs="?",
+        const="-",
+        metavar="DIR",
+        help="write the IR after every pass to DIR (to stderr without one)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print no remarks")
+    parser.set_defaults(handler=run, takes_iree_flags=True)
+
+
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--target`` and ``--cpu``, for the commands that compile."""
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help=f"one of {', '.join(TARGETS)}; by default what IREE's own flags say, or cpu",
+    )
+    parser.add_argument(
+        "--cpu", metavar="NAME", help="CPU to compile for, as LLVM names it (default: this one)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile; returns the exit code.
+
+    Raises:
+        DiagnosticError: For the caller to print.
+    """
+    path, flags = split_input(arguments.iree_flags)
+    source = read_input(path, sys.stdin.buffer.read() if path == "-" else None)
+    name = "<stdin>" if path == "-" else path
+    console = Console(stderr=True)
+    with console.status("compiling") as status:
+        options = CompileOptions(
+            target=arguments.target,
+            cpu=arguments.cpu,
+            flags=tuple(flags),
+            on_phase=_show_phase(status, name),
+            after_pass=_dumper(arguments.dump_ir_after_all),
+        )
+        output = _compile(source, name, path, options, arguments.quiet)
+    if arguments.output == "-":
+        sys.stdout.buffer.write(output)
+        sys.stdout.buffer.flush()
+    else:
+        write_atomically(arguments.output, output)
+    return 0
+
+
+def _compile(
+    source: bytes, name: str, path: str, options: CompileOptions, quiet: bool
+) -> bytes:
+    if requested_phase(options.flags) in EARLY_PHASES:
+        return compile_early_phase(source, name, options)
+    try:
+        result = compile_source(source, name, options)
+    except PassFailedError as error:
+        raise explain_failure(error, path, options) from error
+    except IreeCompileError as error:
+        raise DiagnosticError(error.location, error.message, _iree_notes(error)) from error
+    if not quiet:
+        for remark in result.remarks:
+            print(remark.render(), file=sys.stderr)
+    return result.output
+
+
+def _iree_notes(error: IreeCompileError) -> tuple[str, ...]:
+    """What else is worth knowing of an error of IREE's own."""
+    if "incompatible" in error.message or "unknown target CPU" in error.stderr:
+        return ("name a CPU as LLVM does; iree-cpuinfo prints this machine's features",)
+    return ()
+
+
+def explain_failure(
+    error: PassFailedError, path: str, options: CompileOptions
+) -> DiagnosticError:
+    """The failure of a pass as an error: the pass, the place, and a command that reproduces it."""
+    in_pass = f"in pass '{error.failed.describe()}'"
+    reproduce = f"reproduce with: {reproduce_command(error, path, options)}"
+    if error.diagnostic is not None:
+        found = error.diagnostic
+        return DiagnosticError(found.location, found.message, (*found.notes, in_pass, reproduce))
+    cause = error.__cause__
+    message = f"internal error {in_pass}: {type(cause).__name__}: {cause}"
+    return DiagnosticError(path, message, (reproduce,))
+
+
+def split_input(arguments: list[str]) -> tuple[str, list[str]]:
+    """The input and the flags among the arguments that are meant for iree-compile.
+
+    Raises:
+        DiagnosticError: There is no input, or more than one.
+    """
+    inputs = [a for a in arguments if a == "-" or not a.startswith("-")]
+    flags = [a for a in arguments if a not in inputs]
+    if len(inputs) != 1:
+        got = ", ".join(inputs) or "none"
+        raise DiagnosticError(
+            "block32 compile",
+            f"expected one input but got {got}",
+            ("give the values of flags as --flag=value",),
+        )
+    return inputs[0], flags
+
+
+def _show_phase(status: Status, name: str) -> Callable[[str], None]:
+    return lambda phase: status.update(f"{name}: {phase}")
+
+
+def _dumper(folder: str | None) -> Callable[[PipelinePass, ir.Module], None]:
+    """What is done with the IR after each pass."""
+    if folder is None:
+        return lambda _pass, _module: None
+    count = 0
+
+    def dump(current: PipelinePass, module: ir.Module) -> None:
+        nonlocal count
+        text = module.operation.get_asm(enable_debug_info=True)
+        if folder == "-":
+            print(f"// ----- IR after {current.describe()} -----\n{text}", file=sys.stderr)
+            return
+        name = current.describe().partition("{")[0]
+        _make_folder(folder)
+        write_atomically(Path(folder) / f"{count:02}-{name}.mlir", text.encode())
+        count += 1
+
+    return dump
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DiagnosticError(folder, f"cannot make the folder for the IR: {reason}") from error
