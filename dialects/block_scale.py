@@ -56,7 +56,9 @@ class BlockScale:
             raise BadAttributeError("missing field 'block'; expected [1, 32] or [32, 32]")
         rule = builtin.to_python(fields["rule"]) if "rule" in fields else "rceil"
         if rule not in SCALE_RULES:
-            raise BadAttributeError(f"unknown rule {rule}; expected one of {', '.join(SCALE_RULES)}")
+            raise BadAttributeError(
+                f"unknown rule {rule}; expected one of {', '.join(SCALE_RULES)}"
+            )
         return cls(_parse_block(fields["block"]), _parse_scale(fields.get("scale")), rule)
 
     def build(self) -> ir.Attribute:
@@ -84,5 +86,5 @@ def _parse_scale(attribute: ir.Attribute | None) -> ir.Attribute | str | None:
     if isinstance(attribute, ir.StringAttr) and attribute.value == "dynamic":
         return "dynamic"
     raise BadAttributeError(
-        f"unsupported scale {attribute}; expected a symbol, a dense constant or \"dynamic\""
+        f'unsupported scale {attribute}; expected a symbol, a dense constant or "dynamic"'
     )

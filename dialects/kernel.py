@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``block32.kernel``: which kernel computes a matmul, one tier for each range of M.
 
-In IR it is a dictionary: ``{target = "cpu", tiers = [{form = "stream", max_m = 8, tile = [8, 16, 32]},
-{form = "tiled", tile = [6, 64, 128]}]}``. A kernel runs for M up to its tier's ``max_m``; the last
-tier has none.
+In IR it is a dictionary: ``{target = "cpu", tiers = [{form = "stream", max_m = 8}, {form = "tiled",
+tile = [6, 64, 128]}]}``. A kernel runs for M up to its tier's ``max_m``; the last tier has none.
 """
 
 from __future__ import annotations
@@ -77,7 +76,11 @@ class KernelTier:
                 )
         if "form" not in fields:
             raise BadAttributeError(f"a tier needs a form; expected one of {', '.join(FORMS)}")
-        tier = cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
+        tier = cls(**values)
         tier._check_kinds()
         return tier
 
@@ -88,7 +91,9 @@ class KernelTier:
         _check_choice("order", self.order, ("n", "m"))
         _check_choice("quantize", self.quantize, QUANTIZE_FORMS)
         if not isinstance(self.weight_layout, str):
-            raise BadAttributeError(f"expected a string for weight_layout, got {self.weight_layout}")
+            raise BadAttributeError(
+                f"expected a string for weight_layout, got {self.weight_layout}"
+            )
         for name in ("max_m", "k_pack", "splits", "warps", "stages"):
             value = getattr(self, name)
             if name == "max_m" and value is None:

@@ -206,9 +206,7 @@ def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Modu
             },
             regions=1,
         )
-        block = main.regions[0].blocks.append(
-            *types, arg_locs=[ir.Location.unknown()] * len(types)
-        )
+        block = main.regions[0].blocks.append(*types, arg_locs=[ir.Location.unknown()] * len(types))
         with ir.InsertionPoint(block):
             y = build_call("block32_matmul", list(block.arguments), result_type(spec.problem))
             ir.Operation.create("func.return", operands=[y])

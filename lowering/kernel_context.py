@@ -47,9 +47,7 @@ class KernelContext:
         """Whether the launch has a binding of this name."""
         return name in self._bindings
 
-    def memref(
-        self, name: str, type_text: str, dynamic_sizes: tuple[Index, ...] = ()
-    ) -> ir.Value:
+    def memref(self, name: str, type_text: str, dynamic_sizes: tuple[Index, ...] = ()) -> ir.Value:
         """The binding ``name`` seen as a memref of the given type.
 
         Args:

@@ -46,7 +46,9 @@ def pipeline_layout(problem: ScaledMatmul, launch: Launch) -> ir.Attribute:
     bindings = [read_only] * len(launch.reads)
     bindings += [writable] * (len(launch.updates) + len(launch.writes))
     constants = "constants = 1, " if problem.m is None else ""
-    return ir.Attribute.parse(f"#hal.pipeline.layout<{constants}bindings = [{', '.join(bindings)}]>")
+    return ir.Attribute.parse(
+        f"#hal.pipeline.layout<{constants}bindings = [{', '.join(bindings)}]>"
+    )
 
 
 def build_executable(spec: KernelSpec, symbol: str) -> ir.Operation:
@@ -97,9 +99,7 @@ def _build_export(spec: KernelSpec, launch: Launch, tier_index: int, ordinal: in
         assert tier.max_m is not None
         block = condition.blocks.append(*arguments, arg_locs=locations)
         with ir.InsertionPoint(block):
-            fits = arith.cmpi(
-                arith.CmpIPredicate.ule, block.arguments[1], constant(tier.max_m)
-            )
+            fits = arith.cmpi(arith.CmpIPredicate.ule, block.arguments[1], constant(tier.max_m))
             ir.Operation.create("hal.return", operands=[fits])
     block = count.blocks.append(*arguments, arg_locs=locations)
     with ir.InsertionPoint(block):

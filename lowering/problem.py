@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is to be computed: one block-scaled matmul with everything that a kernel choice depends on."""
+"""What is to be computed: a block-scaled matmul, with all that a kernel choice depends on."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def build(operands: MatmulOperands, element: ir.Type) -> ir.Value:
         [filled],
         canonical_maps(operands.rhs_block_n),
     )
-    linalg.fill_builtin_region(op.operation)
+    linalg.fill_builtin_region(op.operation)  # pyright: ignore[reportAttributeAccessIssue]
     return op.results[0]
 
 
@@ -149,7 +149,7 @@ def is_zero_fill(value: ir.Value) -> bool:
 
 
 def _is_zero_constant(value: ir.Value) -> bool:
-    """A scalar or splat +0.0. (-0.0 differs from it only in the sign of an all-zero sum.)"""
+    """A scalar or splat zero; that of -0.0 differs only in the sign of an all-zero sum."""
     if isinstance(value.owner, ir.Block):
         return False
     operation = value.owner.operation if isinstance(value.owner, ir.OpView) else value.owner

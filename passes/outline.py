@@ -65,9 +65,7 @@ class OutlinePass(Pass):
             _call(op, functions[problem, config], problem)
 
 
-def _outline(
-    module: ir.Module, index: int, problem: ScaledMatmul, config: KernelConfig
-) -> str:
+def _outline(module: ir.Module, index: int, problem: ScaledMatmul, config: KernelConfig) -> str:
     """Build the executable and the function of one problem; returns the function's symbol."""
     executable_symbol = f"{EXECUTABLE_PREFIX}{index}"
     function_symbol = f"{FUNCTION_PREFIX}{index}"

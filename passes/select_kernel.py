@@ -68,9 +68,7 @@ class SelectKernelPass(Pass):
             if canonical.is_canonical(op):
                 self._select(op, target, facts, report)
 
-    def _select(
-        self, op: ir.Operation, target: Target, facts: DeviceFacts, report: Report
-    ) -> None:
+    def _select(self, op: ir.Operation, target: Target, facts: DeviceFacts, report: Report) -> None:
         problem = canonical.problem_of(op)
         if ATTRIBUTE in op.attributes:
             forced = _parse(op)

@@ -100,9 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compile(
-    source: bytes, name: str, path: str, options: CompileOptions, quiet: bool
-) -> bytes:
+def _compile(source: bytes, name: str, path: str, options: CompileOptions, quiet: bool) -> bytes:
     if requested_phase(options.flags) in EARLY_PHASES:
         return compile_early_phase(source, name, options)
     try:
@@ -124,9 +122,7 @@ def _iree_notes(error: IreeCompileError) -> tuple[str, ...]:
     return ()
 
 
-def explain_failure(
-    error: PassFailedError, path: str, options: CompileOptions
-) -> DiagnosticError:
+def explain_failure(error: PassFailedError, path: str, options: CompileOptions) -> DiagnosticError:
     """The failure of a pass as an error: the pass, the place, and a command that reproduces it."""
     in_pass = f"in pass '{error.failed.describe()}'"
     reproduce = f"reproduce with: {reproduce_command(error, path, options)}"

@@ -63,7 +63,10 @@ class CompileOptions:
 
 def _implied_target(flags: tuple[str, ...]) -> str:
     """The block32 target for IREE's own device flags; ``cpu`` where there are none."""
-    values = dict(flag.lstrip("-").partition("=")[::2] for flag in flags)
+    values: dict[str, str] = {}
+    for flag in flags:
+        name, _, value = flag.lstrip("-").partition("=")
+        values[name] = value
     device = values.get("iree-hal-target-device", values.get("iree-hal-target-backends", "local"))
     if device in ("local", "llvm-cpu"):
         return "cpu"
@@ -219,7 +222,7 @@ def _umask() -> int:
     return mask
 
 
-def compile(  # noqa: A001 (the name that users look for)
+def compile(
     module: ir.Module | str | bytes | os.PathLike[str],
     *,
     target: str = "cpu",

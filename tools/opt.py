@@ -20,7 +20,7 @@ from block32.tools.iree_compile import read_input
 _EXAMPLES = """examples:
   block32-opt --pass-pipeline='builtin.module(block32-raise)' model.mlir
   block32-opt --pass-pipeline='builtin.module(block32-raise,block32-select-kernel{target=cpu})' -
-  block32-opt --pass-pipeline='builtin.module(block32-raise,canonicalize,cse)' model.mlir -o out.mlir
+  block32-opt --pass-pipeline='builtin.module(block32-raise,cse)' model.mlir -o out.mlir
 """
 
 

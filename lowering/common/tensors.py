@@ -32,9 +32,7 @@ def bitcast(value: ir.Value, result_type: ir.Type) -> ir.Value:
         "flow.tensor.bitcast",
         results=[result_type],
         operands=[value, *sizes, *sizes],
-        attributes={
-            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(sizes), len(sizes)])
-        },
+        attributes={"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(sizes), len(sizes)])},
     )
     return op.result
 

@@ -90,7 +90,9 @@ def _codes(value: ir.Value, element: str, k: int) -> ir.Value:
         return stored
     i8 = ir.IntegerType.get_signless(8)
     stored_type = ir.RankedTensorType(stored.type)
-    rows = tensor.dim(stored, constant(0)) if stored_type.is_dynamic_dim(0) else stored_type.shape[0]
+    rows = (
+        tensor.dim(stored, constant(0)) if stored_type.is_dynamic_dim(0) else stored_type.shape[0]
+    )
     empty = tensor.empty([rows, k], i8)
     op = _generic([], empty, [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
     with ir.InsertionPoint(op.regions[0].blocks[0]):

@@ -65,9 +65,7 @@ class ScaledContraction:
         first = _dims(self.result)[0]
         if first in _dims(self.lhs.map):
             return self
-        return ScaledContraction(
-            self.rhs, self.rhs_scale, self.lhs, self.lhs_scale, self.result
-        )
+        return ScaledContraction(self.rhs, self.rhs_scale, self.lhs, self.lhs_scale, self.result)
 
 
 @dataclass(frozen=True)
@@ -316,9 +314,7 @@ def transpose(value: ir.Value) -> ir.Value:
     return linalg.transpose(value, outs=[empty], permutation=[1, 0]).result[0]
 
 
-def expand_scales(
-    scale: ir.Value, wanted: tuple[int, int], repeats: tuple[int, int]
-) -> ir.Value:
+def expand_scales(scale: ir.Value, wanted: tuple[int, int], repeats: tuple[int, int]) -> ir.Value:
     """Repeat each scale of a coarser grid over the blocks that it covers: exact.
 
     Args:

@@ -42,15 +42,24 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
     if op.name != OP_NAME:
         raise NotServedError(f"expected block32.lhs and block32.rhs on {OP_NAME} only")
     maps = [ir.AffineMapAttr(m).value for m in ir.ArrayAttr(op.attributes["indexing_maps"])]
-    operands = []
-    for position, attribute_name in enumerate((LHS_ATTRIBUTE, RHS_ATTRIBUTE)):
-        value = op.operands[position]
-        check_value_type(str(ir.RankedTensorType(value.type).element_type))
-        scale = _parse(op, attribute_name)
-        operand = Operand(value, maps[position])
-        rows = _row_loop(maps[position], maps[2])
-        operands += [operand, _scale_operand(op, operand, rows, attribute_name, scale, symbols)]
-    return ScaledContraction(*operands, maps[2])
+    lhs, rhs = (Operand(op.operands[position], maps[position]) for position in (0, 1))
+    lhs_scale = _scales_of(op, lhs, maps[2], LHS_ATTRIBUTE, symbols)
+    rhs_scale = _scales_of(op, rhs, maps[2], RHS_ATTRIBUTE, symbols)
+    return ScaledContraction(lhs, lhs_scale, rhs, rhs_scale, maps[2])
+
+
+def _scales_of(
+    op: ir.Operation,
+    operand: Operand,
+    result_map: ir.AffineMap,
+    attribute_name: str,
+    symbols: ir.SymbolTable,
+) -> Operand:
+    """The scales that an attribute names, after checking that the operand can have any."""
+    check_value_type(operand.element)
+    scale = _parse(op, attribute_name)
+    row_loop = _row_loop(operand.map, result_map)
+    return _scale_operand(op, operand, row_loop, attribute_name, scale, symbols)
 
 
 def _parse(op: ir.Operation, name: str) -> BlockScale:

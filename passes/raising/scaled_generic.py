@@ -43,8 +43,7 @@ def match(op: ir.Operation) -> ScaledContraction | None:
         return operands[argument.arg_number]
 
     (lhs, lhs_scale), (rhs, rhs_scale) = (
-        (operand_of(e.operands[0]), operand_of(e.operands[1]))
-        for e in extends
+        (operand_of(e.operands[0]), operand_of(e.operands[1])) for e in extends
     )
     return ScaledContraction(lhs, lhs_scale, rhs, rhs_scale, maps[4])
 
