@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``block32.lhs`` and ``block32.rhs``: the block scales of a ``linalg.matmul`` operand.
 
-``{block = [32, 32], scale = @w_scale}``: the operand holds raw fp8 or fp4 values, and a ``util.global``
-or a dense constant holds one E8M0 byte for each block.
+``{block = [32, 32], scale = @w_scale}``: the operand holds raw fp8 or fp4 values, and a
+``util.global`` or a dense constant holds one E8M0 byte for each block.
 """
 
 from __future__ import annotations
