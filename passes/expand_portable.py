@@ -4,12 +4,35 @@
 
 Before::
 
-    %y = linalg.scaled_contract indexing_maps = [...]
-        {block32.kernel = {target = "portable", tiers = [{form = "portable"}]}}
-        ins(%x, %xs, %w, %ws : ...) outs(%zero : ...)
+    #x = affine_map<(m, n, k) -> (m, k)>
+    #xs = affine_map<(m, n, k) -> (m, k floordiv 32)>
+    #w = affine_map<(m, n, k) -> (n, k)>
+    #ws = affine_map<(m, n, k) -> (n floordiv 32, k floordiv 32)>
+    #y = affine_map<(m, n, k) -> (m, n)>
+    func.func @f(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x2xf8E8M0FNU>,
+                 %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>) -> tensor<4x32xf32> {
+      %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+      %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
+          {block32.kernel = {target = "portable", tiers = [{form = "portable"}]}}
+          ins(%x, %xs, %w, %ws : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>,
+                                 tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
+          outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+      return %y : tensor<4x32xf32>
+    }
 
-After: ``linalg.generic`` over (M, N, K/32, 32) on integer codes, which IREE's own code generation
-handles on every device, and which is right for every scale byte.
+After::
+
+    %8 = linalg.generic {indexing_maps = [#map1, #map2, #map3, #map4, #map5],
+                         iterator_types = ["parallel", "parallel", "reduction", "reduction"]}
+        ins(%expanded, %2, %expanded_0, %5 : tensor<4x2x32xi8>, tensor<4x2xi8>,
+            tensor<32x2x32xi8>, tensor<32x2xi8>) outs(%7 : tensor<4x32xf32>) {
+      ...
+      %63 = arith.addf %out, %62 : f32
+      linalg.yield %63 : f32
+    } -> tensor<4x32xf32>
+
+The loops are (M, N, K/32, 32), over integer codes: IREE's own code generation handles that on
+every device, and it is right for every scale byte.
 """
 
 from __future__ import annotations

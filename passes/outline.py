@@ -4,18 +4,37 @@
 
 Before::
 
-    %y = linalg.scaled_contract indexing_maps = [...] {block32.kernel = {...}} ins(...) outs(...)
+    #x = affine_map<(m, n, k) -> (m, k)>
+    #xs = affine_map<(m, n, k) -> (m, k floordiv 32)>
+    #w = affine_map<(m, n, k) -> (n, k)>
+    #ws = affine_map<(m, n, k) -> (n floordiv 32, k floordiv 32)>
+    #y = affine_map<(m, n, k) -> (m, n)>
+    func.func @f(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x2xf8E8M0FNU>,
+                 %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>) -> tensor<4x32xf32> {
+      %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+      %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
+          {block32.kernel = {target = "cpu", tiers = [{form = "stream", tile = [8, 16, 32]}]}}
+          ins(%x, %xs, %w, %ws : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>,
+                                 tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
+          outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+      return %y : tensor<4x32xf32>
+    }
 
 After::
 
     hal.executable.source private @block32_kernels_0 {
-      hal.executable.export public @gemm_tier0 ... condition(...) {...} fallback(@gemm_tier1) ...
+      hal.executable.export public @...
       builtin.module attributes {block32.kernel = {...}, block32.problem = {...}} {
-        func.func private @gemm_tier0()
-        ...
-    util.func private @block32_matmul_0(%x, %w, %xs, %ws) -> tensor<...> { flow.dispatch ... }
+        func.func private @...
     ...
-    %y = util.call @block32_matmul_0(%x, %w, %xs, %ws)
+    util.func private @block32_matmul_0(...) -> tensor<4x32xf32> {
+      ...
+      flow.dispatch @block32_kernels_0::@...
+    }
+    func.func @f(...) -> tensor<4x32xf32> {
+      ...
+      %0 = util.call @block32_matmul_0(%arg0, %arg2, %arg1, %arg3) : ...
+      return %0 : tensor<4x32xf32>
 
 Matmuls of one problem and kernel share an executable. The kernels are still declarations:
 ``block32-emit`` writes them.

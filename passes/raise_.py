@@ -4,17 +4,29 @@
 
 Before::
 
-    %y = linalg.matmul indexing_maps = [#a, #b_transposed, #c]
-        {block32.lhs = {block = [1, 32], scale = @x_scale},
-         block32.rhs = {block = [32, 32], scale = @w_scale}}
-        ins(%x, %w : tensor<4x64xf8E4M3FN>, tensor<32x64xf8E4M3FN>) outs(%zero : tensor<4x32xf32>)
+    util.global private @x_scale = dense<127> : tensor<4x2xi8>
+    util.global private @w_scale = dense<127> : tensor<1x2xi8>
+    func.func @f(%x: tensor<4x64xf8E4M3FN>, %w: tensor<64x32xf8E4M3FN>) -> tensor<4x32xf32> {
+      %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+      %y = linalg.matmul
+          {block32.lhs = {block = [1, 32], scale = @x_scale},
+           block32.rhs = {block = [32, 32], scale = @w_scale}}
+          ins(%x, %w : tensor<4x64xf8E4M3FN>, tensor<64x32xf8E4M3FN>)
+          outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+      return %y : tensor<4x32xf32>
+    }
 
 After::
 
-    %xs = util.global.load @x_scale : tensor<4x2xf8E8M0FNU>
-    %ws = util.global.load @w_scale : tensor<1x2xf8E8M0FNU>
-    %y = linalg.scaled_contract indexing_maps = [...]
-        ins(%x, %xs, %w, %ws : ...) outs(%zero : tensor<4x32xf32>)
+    %x_scale = util.global.load @x_scale : tensor<4x2xi8>
+    %0 = flow.tensor.bitcast %x_scale : tensor<4x2xi8> -> tensor<4x2xf8E8M0FNU>
+    %w_scale = util.global.load @w_scale : tensor<1x2xi8>
+    %1 = flow.tensor.bitcast %w_scale : tensor<1x2xi8> -> tensor<1x2xf8E8M0FNU>
+    %2 = tensor.empty() : tensor<32x64xf8E4M3FN>
+    %transposed = linalg.transpose ins(%arg1 : ...) outs(%2 : ...) permutation = [1, 0]
+    ...
+    %5 = linalg.scaled_contract indexing_maps = [#map, #map1, #map2, #map3, #map4]
+        ins(%arg0, %0, %transposed, %1 : ...) outs(%4 : tensor<4x32xf32>) -> tensor<4x32xf32>
 
 A marked matmul (one with a ``block32.`` attribute) that cannot be raised is an error. Other ops
 that look like a block-scaled matmul and cannot be served get a warning and stay as they are.

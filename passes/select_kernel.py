@@ -4,13 +4,25 @@
 
 Before::
 
-    %y = linalg.scaled_contract indexing_maps = [...] ins(%x, %xs, %w, %ws : ...) outs(%zero : ...)
+    #x = affine_map<(m, n, k) -> (m, k)>
+    #xs = affine_map<(m, n, k) -> (m, k floordiv 32)>
+    #w = affine_map<(m, n, k) -> (n, k)>
+    #ws = affine_map<(m, n, k) -> (n floordiv 32, k floordiv 32)>
+    #y = affine_map<(m, n, k) -> (m, n)>
+    func.func @f(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x2xf8E8M0FNU>,
+                 %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>) -> tensor<4x32xf32> {
+      %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+      %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
+          ins(%x, %xs, %w, %ws : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>,
+                                 tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
+          outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+      return %y : tensor<4x32xf32>
+    }
 
-After, with ``{target=cpu}``::
+After, with ``{target=portable}``::
 
-    %y = linalg.scaled_contract indexing_maps = [...]
-        {block32.kernel = {target = "cpu", tiers = [{form = "stream", max_m = 8, ...}, ...]}}
-        ins(%x, %xs, %w, %ws : ...) outs(%zero : ...)
+    %0 = linalg.scaled_contract indexing_maps = [#map, #map1, #map2, #map3, #map4]
+        {block32.kernel = {target = "portable", tiers = [{form = "portable"}]}} ins(...)
 
 A ``block32.kernel`` that the user wrote for this target is verified and kept; one for another
 target is ignored with a remark. A matmul that the target has no kernel for gets the form
