@@ -5,7 +5,7 @@
 Values and scales are taken apart as integers, so no fp8 type reaches a back end that cannot
 convert it. A scale of 2^-127 would be a denormal that many devices flush to zero. So the two
 exponents are added as integers, and the sum is applied to the product in two factors, each a
-normal number.
+normal number; blocks with a very small scale are summed apart.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
 
 _NAN_SCALE = 255
 _F32_NAN_BITS = 0x7FC00000
-#: Added to the sum of two scale bytes' exponents (-254..254) so that each half stays normal.
-_SMALLEST_EXPONENT = -252
+#: Blocks whose exponents sum to less than this are summed apart, with this much added to them.
+#: An ordinary term is then at least 2^-60 * 2^-32 (the smallest e5m2 product): a normal number.
+_SMALL_EXPONENT = -60
+_SMALL_SHIFT = 64
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ def expand(problem: ScaledMatmul, operands: dict[str, ir.Value]) -> ir.Value:
     rhs = _blocked(_codes(operands["rhs"], problem.rhs, problem.k))
     lhs_scale = _as_bytes(operands["lhs_scale"])
     rhs_scale = _row_scales(_as_bytes(operands["rhs_scale"]), problem)
-    product = _contract(problem, lhs, lhs_scale, rhs, rhs_scale)
-    return _round(product, problem.result)
+    ordinary, small = _contract(problem, lhs, lhs_scale, rhs, rhs_scale)
+    return _combine(ordinary, small, problem.result)
 
 
 def _as_bytes(value: ir.Value) -> ir.Value:
@@ -94,7 +96,7 @@ def _codes(value: ir.Value, element: str, k: int) -> ir.Value:
         tensor.dim(stored, constant(0)) if stored_type.is_dynamic_dim(0) else stored_type.shape[0]
     )
     empty = tensor.empty([rows, k], i8)
-    op = _generic([], empty, [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
+    op = _generic([], [empty], [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
     with ir.InsertionPoint(op.regions[0].blocks[0]):
         column = loop_index(1)
         byte = tensor.extract(stored, [loop_index(0), arith.divui(column, constant(2))])
@@ -138,7 +140,7 @@ def _row_scales(scale: ir.Value, problem: ScaledMatmul) -> ir.Value:
         return scale
     element = ir.RankedTensorType(scale.type).element_type
     empty = tensor.empty([problem.n, problem.k_blocks], element)
-    op = _generic([], empty, [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
+    op = _generic([], [empty], [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
     with ir.InsertionPoint(op.regions[0].blocks[0]):
         row = arith.divui(loop_index(0), constant(problem.rhs_block[0]))
         linalg.yield_([tensor.extract(scale, [row, loop_index(1)])])
@@ -146,17 +148,17 @@ def _row_scales(scale: ir.Value, problem: ScaledMatmul) -> ir.Value:
 
 
 def _generic(
-    inputs: list[ir.Value], init: ir.Value, maps: list[ir.AffineMap], iterators: list[str]
+    inputs: list[ir.Value], inits: list[ir.Value], maps: list[ir.AffineMap], iterators: list[str]
 ) -> linalg.GenericOp:
     """A ``linalg.generic`` with an empty body block."""
     op = linalg.GenericOp(
-        [init.type],
+        [init.type for init in inits],
         inputs,
-        [init],
+        inits,
         ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
         ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{i}>") for i in iterators]),
     )
-    elements = [ir.RankedTensorType(v.type).element_type for v in [*inputs, init]]
+    elements = [ir.RankedTensorType(v.type).element_type for v in [*inputs, *inits]]
     op.regions[0].blocks.append(*elements, arg_locs=[ir.Location.unknown()] * len(elements))
     return op
 
@@ -167,26 +169,40 @@ def _contract(
     lhs_scale: ir.Value,
     rhs: ir.Value,
     rhs_scale: ir.Value,
-) -> ir.Value:
-    """The sum over (K block, element of the block) as f32, ``[M, N]``."""
+) -> tuple[ir.Value, ir.Value]:
+    """The sums over (K block, element of the block) of ordinary and of small terms, as f32.
+
+    The terms of a block whose scales multiply to less than ``2^_SMALL_EXPONENT`` are summed
+    apart, ``2^_SMALL_SHIFT`` times too large: each may be below the normal numbers where their
+    sum is not.
+    """
     m, n, block, element = (ir.AffineExpr.get_dim(i) for i in range(4))
     maps = [
         ir.AffineMap.get(4, 0, results)
-        for results in ([m, block, element], [m, block], [n, block, element], [n, block], [m, n])
+        for results in (
+            *([m, block, element], [m, block], [n, block, element], [n, block]),
+            *([m, n], [m, n]),
+        )
     ]
     f32 = ir.F32Type.get()
     lhs_type = ir.RankedTensorType(lhs.type)
     rows = tensor.dim(lhs, constant(0)) if lhs_type.is_dynamic_dim(0) else lhs_type.shape[0]
-    zeros = linalg.fill(arith.constant(f32, 0.0), outs=[tensor.empty([rows, problem.n], f32)])
+    zero = arith.constant(f32, 0.0)
+    zeros = [linalg.fill(zero, outs=[tensor.empty([rows, problem.n], f32)]) for _ in range(2)]
     iterators = ["parallel", "parallel", "reduction", "reduction"]
     op = _generic([lhs, lhs_scale, rhs, rhs_scale], zeros, maps, iterators)
     body = op.regions[0].blocks[0]
     with ir.InsertionPoint(body):
-        x, x_scale, w, w_scale, accumulator = body.arguments
+        x, x_scale, w, w_scale, ordinary, small = body.arguments
         product = arith.mulf(decode(x, problem.lhs), decode(w, problem.rhs))
-        scaled = _apply_scales(product, x_scale, w_scale)
-        linalg.yield_([arith.addf(accumulator, scaled)])
-    return op.results[0]
+        term, is_small = _scaled_term(product, x_scale, w_scale)
+        linalg.yield_(
+            [
+                arith.select(is_small, ordinary, arith.addf(ordinary, term)),
+                arith.select(is_small, arith.addf(small, term), small),
+            ]
+        )
+    return op.results[0], op.results[1]
 
 
 def decode(code: ir.Value, element: str) -> ir.Value:
@@ -212,17 +228,24 @@ def decode(code: ir.Value, element: str) -> ir.Value:
     return arith.select(is_negative, arith.negf(value), value)
 
 
-def _apply_scales(product: ir.Value, x_scale: ir.Value, w_scale: ir.Value) -> ir.Value:
-    """``product * 2^(x_scale + w_scale - 254)``, NaN where either byte is 255."""
+def _scaled_term(
+    product: ir.Value, x_scale: ir.Value, w_scale: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """``product * 2^(x_scale + w_scale - 254)``, and whether it is small and so shifted.
+
+    NaN where either byte is 255.
+    """
     i32 = ir.IntegerType.get_signless(32)
     x_byte, w_byte = arith.extui(i32, x_scale), arith.extui(i32, w_scale)
     exponent = arith.subi(arith.addi(x_byte, w_byte), _i32(254))
-    exponent = arith.maxsi(exponent, _i32(_SMALLEST_EXPONENT))
+    is_small = _compare("slt", exponent, _SMALL_EXPONENT)
+    shifted = arith.addi(exponent, _i32(_SMALL_SHIFT))
+    exponent = arith.select(is_small, shifted, exponent)
     first = arith.shrsi(exponent, _i32(1))
     second = arith.subi(exponent, first)
     scaled = arith.mulf(arith.mulf(product, _power_of_two(first)), _power_of_two(second))
     is_nan = _compare("eq", arith.maxui(x_byte, w_byte), _NAN_SCALE)
-    return arith.select(is_nan, _f32_nan(), scaled)
+    return arith.select(is_nan, _f32_nan(), scaled), is_small
 
 
 def _power_of_two(exponent: ir.Value) -> ir.Value:
@@ -243,18 +266,19 @@ def _f32_nan() -> ir.Value:
     return arith.bitcast(ir.F32Type.get(), _i32(_F32_NAN_BITS))
 
 
-def _round(product: ir.Value, result: str) -> ir.Value:
-    """The f32 sum rounded once to the result type."""
-    if result == "f32":
-        return product
+def _combine(ordinary: ir.Value, small: ir.Value, result: str) -> ir.Value:
+    """The two sums as one, rounded once to the result type."""
     element = ir.Type.parse(result)
-    product_type = ir.RankedTensorType(product.type)
-    is_dynamic = product_type.is_dynamic_dim(0)
-    rows = tensor.dim(product, constant(0)) if is_dynamic else product_type.shape[0]
-    empty = tensor.empty([rows, product_type.shape[1]], element)
-    maps = [ir.AffineMap.get_identity(2)] * 2
-    op = _generic([product], empty, maps, ["parallel", "parallel"])
+    f32 = ir.F32Type.get()
+    sum_type = ir.RankedTensorType(ordinary.type)
+    is_dynamic = sum_type.is_dynamic_dim(0)
+    rows = tensor.dim(ordinary, constant(0)) if is_dynamic else sum_type.shape[0]
+    empty = tensor.empty([rows, sum_type.shape[1]], element)
+    maps = [ir.AffineMap.get_identity(2)] * 3
+    op = _generic([ordinary, small], [empty], maps, ["parallel", "parallel"])
     block = op.regions[0].blocks[0]
     with ir.InsertionPoint(block):
-        linalg.yield_([arith.truncf(element, block.arguments[0])])
+        unshifted = arith.mulf(block.arguments[1], arith.constant(f32, 2.0**-_SMALL_SHIFT))
+        total: ir.Value = arith.addf(block.arguments[0], unshifted)
+        linalg.yield_([total if result == "f32" else arith.truncf(element, total)])
     return op.results[0]
