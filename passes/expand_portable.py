@@ -22,16 +22,14 @@ Before::
 
 After::
 
-    %8 = linalg.generic {indexing_maps = [#map1, #map2, #map3, #map4, #map5],
-                         iterator_types = ["parallel", "parallel", "reduction", "reduction"]}
+    ... = linalg.generic {indexing_maps = [#map1, #map2, #map3, #map4, #map5, #map5],
+                          iterator_types = ["parallel", "parallel", "reduction", "reduction"]}
         ins(%expanded, %2, %expanded_0, %5 : tensor<4x2x32xi8>, tensor<4x2xi8>,
-            tensor<32x2x32xi8>, tensor<32x2xi8>) outs(%7 : tensor<4x32xf32>) {
+            tensor<32x2x32xi8>, tensor<32x2xi8>) outs(...) {
       ...
-      %63 = arith.addf %out, %62 : f32
-      linalg.yield %63 : f32
-    } -> tensor<4x32xf32>
+    } -> (tensor<4x32xf32>, tensor<4x32xf32>)
 
-The loops are (M, N, K/32, 32), over integer codes: IREE's own code generation handles that on
+The loops are (M, N, K/32, 32), over integer codes, with two sums (see ``expand``): IREE's own code generation handles that on
 every device, and it is right for every scale byte.
 """
 

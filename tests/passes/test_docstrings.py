@@ -43,4 +43,5 @@ def test_the_example_is_what_the_pass_does(pass_class: type[Pass]) -> None:
     module = parse_module(before.encode(), "before.mlir")
     run_pipeline(module, [pass_class.from_options(options)], Report())
     pattern = re.escape(squeeze(after)).replace(re.escape("..."), ".*?")
-    assert re.search(pattern, squeeze(str(module))), f"{module}\n\ndoes not contain\n\n{after}"
+    if not re.search(pattern, squeeze(str(module))):
+        pytest.fail(f"{module}\n\ndoes not contain\n\n{after}", pytrace=False)
