@@ -35,13 +35,15 @@ class KernelTier:
         k_pack: K panels that share one matrix instruction's rows (packed form).
         splits: Workgroups that share one output tile, each on a part of K.
         reduce: Where the partial sums of splits are added.
-        mma: (M, N, K) of the matrix instruction.
+        mma: (M, N, K) of the matrix instruction; on CPUs, of what one pass of the innermost loop
+            takes: rows of x, columns of y and K that are held in registers.
         warps: Subgroups in a workgroup.
         stages: Depth of the software pipeline.
         order: Which tiles are neighbours in the launch, ``"n"`` or ``"m"`` fastest.
         waves_per_eu: Register budget hint on AMD, 0 to leave it to the compiler.
         weight_layout: The order of the weight's bytes that the kernel reads.
         quantize: Whether the activation is quantised in the kernel, by a launch, or not at all.
+        isa: On CPUs, the name of the instruction set that the kernel is written for.
     """
 
     form: str
@@ -57,6 +59,7 @@ class KernelTier:
     waves_per_eu: int = 0
     weight_layout: str = "plain"
     quantize: str = "none"
+    isa: str = ""
 
     @classmethod
     def parse(cls, attribute: ir.Attribute) -> KernelTier:
@@ -90,10 +93,10 @@ class KernelTier:
         _check_choice("reduce", self.reduce, REDUCTIONS)
         _check_choice("order", self.order, ("n", "m"))
         _check_choice("quantize", self.quantize, QUANTIZE_FORMS)
-        if not isinstance(self.weight_layout, str):
-            raise BadAttributeError(
-                f"expected a string for weight_layout, got {self.weight_layout}"
-            )
+        for name in ("weight_layout", "isa"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise BadAttributeError(f"expected a string for {name} but got {value}")
         for name in ("max_m", "k_pack", "splits", "warps", "stages"):
             value = getattr(self, name)
             if name == "max_m" and value is None:
@@ -121,7 +124,7 @@ class KernelTier:
 
     def describe(self) -> str:
         """The tier for a remark, such as ``tiled 6x64x128, 4 splits``."""
-        parts = [self.form]
+        parts = [self.isa, self.form] if self.isa else [self.form]
         if self.tile:
             parts.append("x".join(map(str, self.tile)))
         if self.k_pack > 1:

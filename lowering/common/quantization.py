@@ -108,8 +108,9 @@ def quantized_code(value: ir.Value, byte: ir.Value, element: str) -> ir.Value:
     exponent = arith.subi(_int(i32, 127), byte)
     first = arith.shrsi(exponent, _int(i32, 1))
     second = arith.subi(exponent, first)
-    scaled = arith.mulf(arith.mulf(value, _power_of_two(first, value.type)),
-                        _power_of_two(second, value.type))
+    scaled = arith.mulf(
+        arith.mulf(value, _power_of_two(first, value.type)), _power_of_two(second, value.type)
+    )
     return encode(scaled, CODE_FORMATS[element])
 
 

@@ -1,0 +1,200 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Codes of small floats become the operands of multiplications.
+
+An operand is a vector register: pairs of bf16 along K where the machine has bf16 dot products,
+f32 otherwise. Every code comes out exactly: subnormals, infinities and NaN too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, vector
+
+from block32.lowering.common.index import Index
+from block32.lowering.cpu import ops
+from block32.lowering.cpu.formats import SMALL_FLOATS, SmallFloat
+from block32.lowering.cpu.isa import InstructionSet
+
+#: K indices of 64 neighbours in their own order.
+NATURAL = tuple(range(64))
+#: The order that interleaving inside 128-bit lanes gives, which is the cheapest: each operand of 32
+#: takes half of every 16 bytes. What is multiplied with it must be stored in the same order.
+IN_LANE = tuple(16 * lane + 8 * half + i for half in (0, 1) for lane in range(4) for i in range(8))
+#: 16 columns of 4 K each become two operands: K pair 0 of the 16 columns, then K pair 1.
+COLUMNS_OF_4 = tuple(
+    4 * column + 2 * pair + i for pair in (0, 1) for column in range(16) for i in (0, 1)
+)
+
+
+class Decoder:
+    """Decodes one format on one instruction set; its tables are built where it is created.
+
+    Attributes:
+        isa: The instruction set.
+        small: The format.
+    """
+
+    def __init__(self, isa: InstructionSet, format_name: str):
+        """Build the tables at the insertion point."""
+        self.isa = isa
+        self.small: SmallFloat = SMALL_FLOATS[format_name]
+        self._tables = _byte_tables(self.small) if isa.widen == "table" else None
+
+    @property
+    def k_per_byte(self) -> int:
+        """Codes in a byte."""
+        return 8 // self.small.bits
+
+    def load_codes(
+        self, buffer: ir.Value, row: Index, k: Index, count: int, width: int
+    ) -> ir.Value:
+        """Load codes ``k`` to ``k + count`` of a row as a vector of ``width`` bytes, one a code.
+
+        Codes past ``count`` are zeros. ``k`` is a multiple of 2 for packed formats.
+        """
+        per_byte = self.k_per_byte
+        byte_count, byte_width = -(-count // per_byte), width // per_byte
+        column = k // per_byte
+        if self.isa.masked_bytes and byte_count < byte_width:
+            data = _masked_load(buffer, row, column, byte_count, byte_width)
+        else:
+            data = ops.load_first(buffer, [row, column], byte_count, byte_width)
+        if per_byte == 1:
+            return data
+        low = arith.andi(data, ops.splat(15, data.type))
+        high = arith.shrui(data, ops.splat(4, data.type))
+        codes = vector.interleave(low, high)
+        if count % 2 == 0:
+            return codes
+        # The high half of the last byte is padding.
+        keep = ops.int_table([255 * (i < count) for i in range(width)], ops.i8())
+        return arith.andi(codes, keep)
+
+    def operands(self, codes: ir.Value, order: Sequence[int] = NATURAL) -> list[ir.Value]:
+        """Decode a vector of codes into operands.
+
+        Args:
+            codes: 64 codes for bf16 operands; a multiple of ``lanes`` for f32 operands.
+            order: Which code comes where, for bf16 operands; f32 operands keep the order.
+        """
+        if self.isa.dot == "bf16":
+            return self._bf16_operands(codes, order)
+        return [self._widen(piece) for piece in ops.parts(codes, self.isa.lanes)]
+
+    def _bf16_operands(self, codes: ir.Value, order: Sequence[int]) -> list[ir.Value]:
+        """Look up both bytes of every bf16, then interleave them in ``order``."""
+        low, high = self._look_up(codes)
+        operands = []
+        for first in (0, 32):
+            mask = [i + half * 64 for i in order[first : first + 32] for half in (0, 1)]
+            operands.append(ops.bitcast(ops.shuffle(low, high, mask), ir.BF16Type.get()))
+        return operands
+
+    def _look_up(self, codes: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The low and high bytes of the bf16 of 64 codes."""
+        assert self._tables is not None
+        (low0, low1), (high0, high1) = self._tables
+        type_ = codes.type
+        if self.small.bits == 4:
+            permute = "llvm.x86.avx512.permvar.qi.512"
+            return (
+                ops.intrinsic(permute, type_, [low0, codes]),
+                ops.intrinsic(permute, type_, [high0, codes]),
+            )
+        # The permute reads the low 7 bits of an index: the magnitude.
+        permute = "llvm.x86.avx512.vpermi2var.qi.512"
+        low = ops.intrinsic(permute, type_, [low0, codes, low1])
+        magnitude = ops.intrinsic(permute, type_, [high0, codes, high1])
+        sign = arith.andi(codes, ops.splat(0x80, type_))
+        return low, arith.ori(magnitude, sign)
+
+    def _widen(self, codes: ir.Value) -> ir.Value:
+        """f32 values of codes, without table look-ups."""
+        if self.isa.widen == "f16":
+            return self._widen_through_f16(codes)
+        return self._widen_by_integers(codes)
+
+    def _widen_through_f16(self, codes: ir.Value) -> ir.Value:
+        """Place the fields in an f16, convert, and make up for the other bias.
+
+        The conversion from f16 honours subnormals whatever the processor's flush mode is.
+        """
+        small = self.small
+        words = ops.convert(arith.extui, codes, ops.i16())
+        magnitude = arith.andi(words, ops.splat(small.magnitude_mask, words.type))
+        magnitude = arith.shli(magnitude, ops.splat(10 - small.mantissa_bits, words.type))
+        if small.has_specials and small.infinity is None:
+            # NaN is the one code whose field sum carries into the exponent's top bit: a compare
+            # would cost LLVM a blend in f32.
+            unit = ops.splat(1 << (10 - small.mantissa_bits), words.type)
+            top = arith.andi(arith.addi(magnitude, unit), ops.splat(0x4000, words.type))
+            magnitude = arith.ori(magnitude, top)
+        sign = arith.andi(words, ops.splat(small.sign_mask, words.type))
+        sign = arith.shli(sign, ops.splat(16 - small.bits, words.type))
+        half = ops.bitcast(arith.ori(magnitude, sign), ir.F16Type.get())
+        wide = ops.convert(arith.extf, half, ops.f32())
+        if small.bias == 15:
+            return wide
+        return arith.mulf(wide, ops.splat(2.0 ** (15 - small.bias), wide.type))
+
+    def _widen_by_integers(self, codes: ir.Value) -> ir.Value:
+        """Rebias the fields as integers; subnormals by one exact f32 subtraction."""
+        small = self.small
+        words = ops.convert(arith.extui, codes, ops.i32())
+        type_ = words.type
+        code = arith.andi(words, ops.splat(small.magnitude_mask, type_))
+        shift = 23 - small.mantissa_bits
+        rebias = (127 - small.bias) << 23
+        fields = arith.addi(arith.shli(code, ops.splat(shift, type_)), ops.splat(rebias, type_))
+        normal = ops.bitcast(fields, ops.f32())
+        # With the exponent raised by one, the fields of a subnormal read 2^min + its value.
+        raised = ops.bitcast(arith.addi(fields, ops.splat(1 << 23, type_)), ops.f32())
+        least = ops.splat(2.0 ** (1 - small.bias), raised.type)
+        is_subnormal = arith.cmpi(
+            arith.CmpIPredicate.ult, code, ops.splat(1 << small.mantissa_bits, type_)
+        )
+        value = arith.select(is_subnormal, arith.subf(raised, least), normal)
+        bits = ops.bitcast(value, ops.i32())
+        if small.has_specials:
+            bits = _with_specials(small, code, bits)
+        sign = arith.andi(words, ops.splat(small.sign_mask, type_))
+        sign = arith.shli(sign, ops.splat(32 - small.bits, type_))
+        return ops.bitcast(arith.ori(bits, sign), ops.f32())
+
+
+def _with_specials(small: SmallFloat, code: ir.Value, bits: ir.Value) -> ir.Value:
+    """Give the codes of NaN and infinity their f32 bits."""
+    is_special = arith.cmpi(
+        arith.CmpIPredicate.uge, code, ops.splat(small.first_special, code.type)
+    )
+    special = ops.splat(0x7FC00000, code.type)
+    if small.infinity is not None:
+        is_infinity = arith.cmpi(arith.CmpIPredicate.eq, code, ops.splat(small.infinity, code.type))
+        special = arith.select(is_infinity, ops.splat(0x7F800000, code.type), special)
+    return arith.select(is_special, special, bits)
+
+
+def _byte_tables(small: SmallFloat) -> list[list[ir.Value]]:
+    """For the low and the high byte of a bf16: two registers of 64 entries, by code.
+
+    8-bit formats are looked up by magnitude, 4-bit ones by the whole code.
+    """
+    mask = 15 if small.bits == 4 else 127
+    bits = [small.bf16_bits(i & mask) for i in range(128)]
+    return [
+        [ops.int_table([b >> shift & 255 for b in bits[at : at + 64]], ops.i8()) for at in (0, 64)]
+        for shift in (0, 8)
+    ]
+
+
+def _masked_load(buffer: ir.Value, row: Index, column: Index, count: int, width: int) -> ir.Value:
+    """The first ``count`` of ``width`` bytes, then zeros, by a load that takes a mask."""
+    mask_type = ops.vector_type(width, ir.IntegerType.get_signless(1))
+    bits = [ir.BoolAttr.get(i < count) for i in range(width)]
+    mask = arith.constant(mask_type, ir.DenseElementsAttr.get(bits, mask_type))
+    type_ = ops.vector_type(width, ops.i8())
+    positions = [ops.as_value(row), ops.as_value(column)]
+    return vector.maskedload(type_, buffer, positions, mask, ops.splat(0, type_))

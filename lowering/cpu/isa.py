@@ -1,0 +1,139 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The instruction sets that kernels are written for, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from block32.lowering.target import DeviceFacts
+
+X86 = ("x86_64", "i386", "i686")
+ARM = ("aarch64", "arm64")
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """What a kernel needs to know of a machine's vector unit.
+
+    Attributes:
+        name: For remarks and tables.
+        architectures: Target triples' first parts that have it; empty for any.
+        features: LLVM feature names that all have to be on.
+        lanes: f32 elements of a vector register.
+        registers: Vector registers.
+        dot: ``bf16`` where an instruction adds products of bf16 pairs to f32 lanes, else ``f32``.
+        fused: f32 multiply and add is one instruction.
+        widen: How an 8-bit float becomes an operand: ``table`` (two-register byte permutes),
+            ``f16`` (shift to f16 and convert) or ``integer`` (integer operations alone).
+        rescale: How a sum is multiplied by 2^e for any e: ``scalef``, or ``two_factors`` of 2^e/2.
+        masked_bytes: Loads of bytes take a mask.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    features: frozenset[str]
+    lanes: int
+    registers: int
+    dot: str
+    fused: bool
+    widen: str
+    rescale: str
+    masked_bytes: bool
+
+    @property
+    def pair(self) -> int:
+        """Neighbours along K that share one lane of an operand."""
+        return 2 if self.dot == "bf16" else 1
+
+    @property
+    def chunk(self) -> int:
+        """Elements of K that the kernels take in one step: what 64 bytes or one block hold."""
+        return 64 if self.dot == "bf16" else 32
+
+    def is_on(self, facts: DeviceFacts) -> bool:
+        """Whether a machine has it."""
+        fits = not self.architectures or facts.architecture in self.architectures
+        return fits and self.features <= facts.cpu_features
+
+
+#: Best first; the last one runs anywhere.
+INSTRUCTION_SETS = (
+    InstructionSet(
+        "avx512_bf16",
+        X86,
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512bf16"}),
+        lanes=16,
+        registers=32,
+        dot="bf16",
+        fused=True,
+        widen="table",
+        rescale="scalef",
+        masked_bytes=True,
+    ),
+    InstructionSet(
+        "avx512",
+        X86,
+        frozenset({"avx512f", "avx512bw", "avx512vl"}),
+        lanes=16,
+        registers=32,
+        dot="f32",
+        fused=True,
+        widen="f16",
+        rescale="scalef",
+        masked_bytes=True,
+    ),
+    InstructionSet(
+        "avx2",
+        X86,
+        frozenset({"avx2", "fma", "f16c"}),
+        lanes=8,
+        registers=16,
+        dot="f32",
+        fused=True,
+        widen="f16",
+        rescale="two_factors",
+        masked_bytes=False,
+    ),
+    InstructionSet(
+        "neon",
+        ARM,
+        frozenset(),
+        lanes=4,
+        registers=32,
+        dot="f32",
+        fused=True,
+        widen="f16",
+        rescale="two_factors",
+        masked_bytes=False,
+    ),
+    InstructionSet(
+        "generic",
+        (),
+        frozenset(),
+        lanes=4,
+        registers=16,
+        dot="f32",
+        fused=False,
+        widen="integer",
+        rescale="two_factors",
+        masked_bytes=False,
+    ),
+)
+
+#: Activations that a bf16 operand holds exactly; f16 and f32 need f32 operands.
+BF16_EXACT = ("f8E4M3FN", "f8E5M2", "f4E2M1FN", "bf16")
+
+
+def choose_instruction_set(facts: DeviceFacts, lhs: str) -> InstructionSet:
+    """The best instruction set of a machine for an activation of element type ``lhs``."""
+    return next(
+        isa
+        for isa in INSTRUCTION_SETS
+        if isa.is_on(facts) and (isa.dot == "f32" or lhs in BF16_EXACT)
+    )
+
+
+def instruction_set(name: str) -> InstructionSet:
+    """The instruction set of this name."""
+    return next(isa for isa in INSTRUCTION_SETS if isa.name == name)

@@ -1,0 +1,92 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The operands of a CPU kernel as memrefs, and walks along K."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from iree.compiler import ir
+
+from block32.lowering.common.index import Index
+from block32.lowering.cpu import ops
+from block32.lowering.cpu.isa import InstructionSet
+from block32.lowering.cpu.scales import Exponents
+from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import BLOCK_K, ELEMENT_BITS, ScaledMatmul, ceil_div
+
+#: One step along K: (chunk number, codes in it, carried values) to the next carried values.
+ChunkBody = Callable[[Index, int, list[ir.Value]], Sequence[ir.Value]]
+
+
+def rhs_codes(kernel: KernelContext) -> ir.Value:
+    """The weight as bytes, ``memref<N x row bytes x i8>``."""
+    problem = kernel.problem
+    return kernel.memref("rhs", f"memref<{problem.n}x{problem.rhs_row_bytes}xi8>")
+
+
+def rhs_scales(kernel: KernelContext) -> ir.Value:
+    """The scale bytes of w."""
+    rows, columns = kernel.problem.rhs_scale_shape
+    return kernel.memref("rhs_scale", f"memref<{rows}x{columns}xi8>")
+
+
+def lhs_elements(kernel: KernelContext) -> ir.Value:
+    """The activation: bytes for 4 and 8-bit formats, else its own elements."""
+    problem = kernel.problem
+    if ELEMENT_BITS[problem.lhs] <= 8:
+        return _row_memref(kernel, "lhs", problem.lhs_row_bytes, "i8")
+    return _row_memref(kernel, "lhs", problem.k, problem.lhs)
+
+
+def lhs_scales(kernel: KernelContext) -> ir.Value:
+    """The scale bytes of x."""
+    return _row_memref(kernel, "lhs_scale", kernel.problem.k_blocks, "i8")
+
+
+def _row_memref(kernel: KernelContext, name: str, columns: int, element: str) -> ir.Value:
+    """A memref with a row for each row of x."""
+    if isinstance(kernel.m, int):
+        return kernel.memref(name, f"memref<{kernel.m}x{columns}x{element}>")
+    return kernel.memref(name, f"memref<?x{columns}x{element}>", (kernel.m,))
+
+
+def padded_k(problem: ScaledMatmul, isa: InstructionSet) -> int:
+    """K rounded up to whole chunks."""
+    return ceil_div(problem.k, isa.chunk) * isa.chunk
+
+
+def for_chunks(k: int, chunk: int, carried: Sequence[ir.Value], body: ChunkBody) -> list[ir.Value]:
+    """Walk K in chunks: a loop over the full ones, then a copy of the body for a short last one."""
+    full, tail = divmod(k, chunk)
+    values = list(carried)
+    if full:
+        values = ops.for_range(0, full, 1, values, lambda i, inner: body(i, chunk, inner))
+    if tail:
+        values = list(body(full, tail, values))
+    return values
+
+
+def chunk_exponents(
+    exponents: Exponents,
+    isa: InstructionSet,
+    scales: ir.Value,
+    row: Index,
+    chunk: Index,
+    count: int,
+) -> ir.Value:
+    """The exponents of a row's scales over one chunk of K, each in the lanes of its block.
+
+    Args:
+        exponents: The form of the result.
+        isa: Says how many blocks a chunk holds.
+        scales: Scale bytes, ``memref<rows x blocks x i8>``.
+        row: The row of ``scales``.
+        chunk: The chunk's number.
+        count: Elements of K in the chunk.
+    """
+    blocks = isa.chunk // BLOCK_K
+    present = ceil_div(count, BLOCK_K)
+    loaded = ops.load_first(scales, [row, chunk * blocks], present, blocks)
+    lanes = [lane * blocks // isa.lanes for lane in range(isa.lanes)]
+    return ops.shuffle(converted := exponents.from_bytes(loaded), converted, lanes)

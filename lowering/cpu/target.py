@@ -1,0 +1,174 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The CPU target."""
+
+from __future__ import annotations
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.common.index import Index, maximum, minimum, round_up
+from block32.lowering.cpu import pack, tiled
+from block32.lowering.cpu.isa import BF16_EXACT, INSTRUCTION_SETS, InstructionSet, instruction_set
+from block32.lowering.cpu.panel import COLUMNS
+from block32.lowering.cpu.select import TARGET_NAME, select
+from block32.lowering.cpu.store import GROUP
+from block32.lowering.cpu.stream import emit_stream
+from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.target import (
+    RESULT,
+    Buffer,
+    DeviceFacts,
+    KernelPlan,
+    Launch,
+    Selection,
+    Target,
+)
+
+PACK = "pack"
+GEMM = "gemm"
+
+
+class CpuTarget(Target):
+    """Vector kernels for x86-64 and aarch64, and for any other CPU that LLVM knows."""
+
+    name = TARGET_NAME
+
+    def compile_flags(self) -> tuple[str, ...]:
+        """This machine's CPU, in the local task system."""
+        return (
+            "--iree-hal-target-device=local",
+            "--iree-hal-local-target-device-backends=llvm-cpu",
+            "--iree-llvmcpu-target-cpu=host",
+        )
+
+    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+        """Every block-scaled matmul has a kernel here."""
+        return select(problem, facts)
+
+    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+        """Check a tier that the user wrote."""
+        names = [isa.name for isa in INSTRUCTION_SETS]
+        if tier.form not in ("stream", "tiled"):
+            return f"expected form 'stream' or 'tiled' on cpu but got '{tier.form}'"
+        if tier.isa not in names:
+            return f"expected isa to be one of {', '.join(names)} but got '{tier.isa}'"
+        isa = instruction_set(tier.isa)
+        if not isa.is_on(facts):
+            missing = sorted(isa.features - facts.cpu_features)
+            return f"'{isa.name}' kernels need cpu features that are off: {', '.join(missing)}"
+        if isa.dot == "bf16" and problem.lhs not in BF16_EXACT:
+            return f"'{isa.name}' kernels take no {problem.lhs} activation"
+        if tier.weight_layout != "plain":
+            return f"expected weight_layout 'plain' but got '{tier.weight_layout}'"
+        if tier.tile is None or tier.mma is None:
+            return "expected both tile and mma"
+        return _verify_tile(problem, tier, isa)
+
+    def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
+        """The activation is packed by a first launch, then multiplied."""
+        isa = instruction_set(tiers[0].isa)
+        stream = [tier for tier in tiers if tier.form == "stream"]
+        tiles = [tier for tier in tiers if tier.form == "tiled"]
+        stream_rows = max((tier.tile[0] for tier in stream if tier.tile), default=0)
+
+        def values_size(m: Index) -> Index:
+            rows: Index = stream_rows
+            for tier in tiles:
+                rows = maximum(rows, round_up(m, _slab_rows(tier)))
+            return pack.values_size(problem, isa, rows)
+
+        def exponents_size(m: Index) -> Index:
+            size: Index = pack.row_exponents_size(problem, isa, stream_rows)
+            for tier in tiles:
+                size = maximum(size, round_up(m, _slab_rows(tier)) * problem.k_blocks)
+            return size
+
+        buffers = {
+            pack.VALUES: Buffer("i32", values_size),
+            pack.EXPONENTS: Buffer("i32", exponents_size),
+        }
+        scratch: tuple[str, ...] = ()
+        if tiles:
+            (tile,) = tiles
+            scratch = (tiled.PANEL, tiled.ACCUMULATORS)
+            buffers[tiled.PANEL] = Buffer("i32", lambda m: tiled.panel_size(problem, tile, m))
+            buffers[tiled.ACCUMULATORS] = Buffer(
+                "f32", lambda m: tiled.accumulators_size(problem, tile, m)
+            )
+        lhs = ("lhs", "lhs_scale") if problem.lhs_scaled else ("lhs",)
+        gemm_reads = (pack.VALUES, pack.EXPONENTS, "rhs", "rhs_scale")
+        return KernelPlan(
+            (
+                Launch(PACK, reads=lhs, writes=(pack.VALUES, pack.EXPONENTS)),
+                Launch(
+                    GEMM,
+                    reads=gemm_reads + problem.epilogue.operand_names(),
+                    writes=(RESULT, *scratch),
+                ),
+            ),
+            buffers,
+        )
+
+    def workgroups(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
+    ) -> tuple[Index, Index, Index]:
+        """Packing: one a row or slab. Multiplying: columns in x, rows in y."""
+        assert tier.tile is not None
+        any_row = _at_most_one(m)
+        if tier.form == "stream":
+            if launch.name == PACK:
+                return any_row * tier.tile[0], 1, 1
+            return any_row * tiled.column_workgroups(problem, tier), 1, 1
+        partition = tiled.Partition.of(tier, m)
+        if launch.name == PACK:
+            return partition.slabs, 1, 1
+        return tiled.column_workgroups(problem, tier), partition.workgroups, 1
+
+    def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
+        """The body is left as it is written."""
+        return "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>"
+
+    def emit(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
+    ) -> None:
+        """Write the body of the packing or of the multiplying kernel."""
+        if launch.name == PACK:
+            pack.emit_pack(problem, tier, kernel)
+        elif tier.form == "stream":
+            emit_stream(problem, tier, kernel)
+        else:
+            tiled.emit_tiled(problem, tier, kernel)
+
+
+def _slab_rows(tier: KernelTier) -> int:
+    assert tier.mma is not None
+    return tier.mma[0]
+
+
+def _at_most_one(m: Index) -> Index:
+    """1, or 0 without any rows."""
+    if isinstance(m, int):
+        return min(m, 1)
+    return minimum(m, 1)
+
+
+def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -> str | None:
+    """Check the sizes of a tier's tiles against the kernel's structure."""
+    assert tier.tile is not None and tier.mma is not None
+    rows, columns, depth = tier.tile
+    if tier.form == "stream":
+        most = tier.max_m if tier.max_m is not None else problem.m
+        if most is None or rows < most:
+            return f"a stream kernel holds all rows: expected tile[0] of at least {most or 'max_m'}"
+        if columns % GROUP:
+            return f"expected tile[1] to be a multiple of {GROUP} but got {columns}"
+        if GROUP % tier.mma[1]:
+            return f"expected mma[1] to divide {GROUP} but got {tier.mma[1]}"
+        return None
+    if columns % COLUMNS:
+        return f"expected tile[1] to be a multiple of {COLUMNS} but got {columns}"
+    if depth % isa.chunk:
+        return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
+    if tier.mma[1] % isa.lanes or COLUMNS % tier.mma[1]:
+        return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
+    return None

@@ -1,0 +1,209 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The tiled kernel: many rows of x against panels of w that are decoded once.
+
+Lanes run along N. For 64 columns and a part of K the workgroup decodes w into a *panel* of operands
+``[K / pair][64]``, then multiplies every slab of x with it: a register tile of a few rows and
+columns whose accumulators live in a buffer between the parts of K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.common.index import Index, IndexValue, ceil_div, maximum, minimum
+from block32.lowering.cpu import operands, ops, pack
+from block32.lowering.cpu.isa import InstructionSet, instruction_set
+from block32.lowering.cpu.panel import COLUMNS, Panel
+from block32.lowering.cpu.registers import broadcast_operand, multiply_add, zero_accumulator
+from block32.lowering.cpu.scales import Exponents
+from block32.lowering.cpu.store import GROUP, ResultStore
+from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import BLOCK_K, ScaledMatmul
+
+ACCUMULATORS = "accumulators"
+PANEL = "panel"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How the rows of x are shared out: slabs of ``mma[0]`` rows, and workgroups of slabs.
+
+    Attributes:
+        slabs: Slabs in all.
+        workgroups: Workgroups along M.
+        slabs_each: Slabs of a workgroup; the last may have fewer.
+    """
+
+    slabs: Index
+    workgroups: Index
+    slabs_each: Index
+
+    @classmethod
+    def of(cls, tier: KernelTier, m: Index) -> Partition:
+        """Share out ``m`` rows as evenly as whole slabs allow."""
+        assert tier.tile is not None and tier.mma is not None
+        slabs = ceil_div(m, tier.mma[0])
+        most = max(tier.tile[0] // tier.mma[0], 1)
+        workgroups = ceil_div(slabs, most)
+        # M = 0 has no workgroups; the maximum keeps the division defined.
+        divisor = maximum(workgroups, 1)
+        return cls(slabs, workgroups, (slabs + divisor - 1) // divisor)
+
+
+def column_workgroups(problem: ScaledMatmul, tier: KernelTier) -> int:
+    """Workgroups along N."""
+    assert tier.tile is not None
+    return -(-problem.n // tier.tile[1])
+
+
+def accumulators_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
+    """f32 elements of the accumulators of all workgroups."""
+    assert tier.mma is not None
+    partition = Partition.of(tier, m)
+    slabs = partition.workgroups * partition.slabs_each * column_workgroups(problem, tier)
+    return slabs * (tier.mma[0] * COLUMNS)
+
+
+def panel_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
+    """i32 or f32 elements of the panels of all workgroups."""
+    assert tier.tile is not None
+    steps = panel_k(problem, tier) // instruction_set(tier.isa).pair
+    return Partition.of(tier, m).workgroups * column_workgroups(problem, tier) * (steps * COLUMNS)
+
+
+def panel_k(problem: ScaledMatmul, tier: KernelTier) -> int:
+    """The part of K that a panel holds."""
+    assert tier.tile is not None
+    return min(tier.tile[2], operands.padded_k(problem, instruction_set(tier.isa)))
+
+
+def emit_tiled(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
+    """Write the kernel: a workgroup computes ``tile[1]`` columns of y for its slabs of rows."""
+    _Tiled(problem, tier, kernel).emit()
+
+
+class _Tiled:
+    """What the parts of the kernel share: buffers, tables, and the register tile."""
+
+    def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        assert tier.tile is not None and tier.mma is not None
+        self.problem = problem
+        self.kernel = kernel
+        self.isa: InstructionSet = instruction_set(tier.isa)
+        self.rows, self.tile_columns, _ = tier.mma
+        self.columns = tier.tile[1]
+        self.part_k = panel_k(problem, tier)
+        self.partition = Partition.of(tier, kernel.m)
+        self.exponents = Exponents(self.isa)
+        n_workgroup, m_workgroup = kernel.workgroup_id(0), kernel.workgroup_id(1)
+        workgroup = m_workgroup * column_workgroups(problem, tier) + n_workgroup
+        workgroups = self.partition.workgroups * column_workgroups(problem, tier)
+        self.first_column = n_workgroup * self.columns
+        self.first_slab = m_workgroup * self.partition.slabs_each
+        self.first_accumulator = workgroup * self.partition.slabs_each
+        self.panel = Panel(kernel, self.isa, self.part_k, workgroup, workgroups)
+        self.x = pack.slab_values(kernel, self.isa, self.rows, self.partition.slabs)
+        self.x_exponents = pack.slab_exponents(kernel, self.isa, self.rows, self.partition.slabs)
+        self.accumulators = kernel.memref(
+            ACCUMULATORS,
+            f"memref<?x{self.rows}x{COLUMNS}xf32>",
+            (workgroups * self.partition.slabs_each,),
+        )
+        self.result = ResultStore(kernel)
+
+    def emit(self) -> None:
+        """The loop over the workgroup's panels of columns."""
+        last = minimum(self.first_column + self.columns, self.problem.n)
+        left = self.partition.slabs - self.first_slab
+        slabs = minimum(self.partition.slabs_each, left)
+
+        def columns(column: IndexValue) -> None:
+            ops.repeat(0, slabs, 1, self._clear)
+            ops.repeat(0, self.problem.k, self.part_k, lambda k: self._part(column, k, slabs))
+            ops.repeat(0, slabs, 1, lambda slab: self._finish(column, slab))
+
+        ops.repeat(self.first_column, last, COLUMNS, columns)
+
+    def _clear(self, slab: Index) -> None:
+        for row in range(self.rows):
+            for at in range(0, COLUMNS, self.isa.lanes):
+                position = [self.first_accumulator + slab, row, at]
+                ops.store(zero_accumulator(self.isa), self.accumulators, position, 64)
+
+    def _part(self, column: Index, k: IndexValue, slabs: Index) -> None:
+        """Decode a panel for one part of K and multiply every slab with it."""
+        self.panel.fill(column, k)
+        ops.repeat(0, slabs, 1, lambda slab: self._slab(slab, k))
+
+    def _slab(self, slab: Index, k: IndexValue) -> None:
+        blocks = minimum(self.problem.k_blocks - k // BLOCK_K, self.part_k // BLOCK_K)
+
+        def tile(at: IndexValue) -> None:
+            ops.repeat(0, blocks, 1, lambda block: self._exact_block(slab, at, k, block))
+
+        ops.repeat(0, COLUMNS, self.tile_columns, tile)
+
+    def _exact_block(self, slab: Index, at: Index, k: Index, block: Index) -> None:
+        """One block of 32 K: sums in registers, rescaled and added to the accumulators."""
+        steps = BLOCK_K // self.isa.pair
+        first = block * steps
+        first_x = k // self.isa.pair + first
+        count = self.rows * self.tile_columns // self.isa.lanes
+        zeros = [zero_accumulator(self.isa)] * count
+
+        def step(i: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
+            return self._multiply(slab, at, first + i, first_x + i, sums)
+
+        sums = ops.for_range(0, steps, 1, zeros, step)
+        self._add_rescaled(slab, at, k // BLOCK_K, block, sums)
+
+    def _multiply(
+        self, slab: Index, at: Index, step: Index, x_step: Index, sums: list[ir.Value]
+    ) -> list[ir.Value]:
+        """One step along K: the register tile's outer product."""
+        lanes = self.isa.lanes
+        vectors = range(self.tile_columns // lanes)
+        weights = [self.panel.operand(step, at + v * lanes) for v in vectors]
+        result = []
+        for row in range(self.rows):
+            x = ops.load_scalar(self.x, [self.first_slab + slab, x_step, row])
+            broadcast = broadcast_operand(self.isa, x)
+            for v in vectors:
+                old = sums[row * len(vectors) + v]
+                result.append(multiply_add(self.isa, old, broadcast, weights[v]))
+        return result
+
+    def _add_rescaled(
+        self, slab: Index, at: Index, first_block: Index, block: Index, sums: list[ir.Value]
+    ) -> None:
+        lanes = self.isa.lanes
+        vectors = self.tile_columns // lanes
+        for row in range(self.rows):
+            x_position = [self.first_slab + slab, first_block + block, row]
+            x_exponent = ops.broadcast(ops.load_scalar(self.x_exponents, x_position), lanes)
+            for v in range(vectors):
+                exponents = self.exponents.add(
+                    x_exponent, self.panel.block_exponents(block, at + v * lanes)
+                )
+                position = [self.first_accumulator + slab, row, at + v * lanes]
+                old = ops.load(self.accumulators, position, lanes, 64)
+                scaled = self.exponents.rescale(sums[row * vectors + v], exponents)
+                ops.store(arith.addf(old, scaled), self.accumulators, position, 64)
+
+    def _finish(self, column: Index, slab: Index) -> None:
+        """Store the columns of a slab whose rows exist."""
+        for row in range(self.rows):
+            y_row = (self.first_slab + slab) * self.rows + row
+            with ops.when(ops.is_below(y_row, self.kernel.m)):
+
+                def store_group(at: IndexValue, row: int = row, y_row: Index = y_row) -> None:
+                    position = [self.first_accumulator + slab, row, at]
+                    values = ops.load(self.accumulators, position, GROUP, 64)
+                    self.result.store(values, y_row, column + at)
+
+                ops.repeat(0, COLUMNS, GROUP, store_group)
