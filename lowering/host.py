@@ -163,7 +163,7 @@ class _Dispatches:
         output_sizes = [size for name in outputs for size in self._dynamic_sizes(name)]
         first_update = len(arguments) - len(launch.updates)
         tied = [first_update + i for i in range(len(launch.updates))] + [-1] * len(launch.writes)
-        entry = ir.SymbolRefAttr.get([self.executable, export_name(launch, 0)])
+        entry = ir.SymbolRefAttr.get([self.executable, export_name(self.executable, launch, 0)])
         segments = [len(workload), len(arguments), len(argument_sizes), len(output_sizes)]
         dispatch = ir.Operation.create(
             "flow.dispatch",

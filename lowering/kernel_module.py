@@ -34,9 +34,17 @@ class KernelSpec:
         return self.target.plan(self.problem, self.tiers)
 
 
-def export_name(launch: Launch, tier_index: int) -> str:
-    """The symbol of a launch's kernel for one tier."""
-    return f"{launch.name}_tier{tier_index}"
+#: Executables are named so; what follows tells two of one module apart.
+EXECUTABLE_PREFIX = "block32_kernels"
+
+
+def export_name(executable: str, launch: Launch, tier_index: int) -> str:
+    """The symbol of a launch's kernel for one tier.
+
+    IREE links the executables of a module into one library, so that the symbols of two must
+    differ: they take over what follows ``EXECUTABLE_PREFIX`` in the executable's symbol.
+    """
+    return f"{launch.name}_tier{tier_index}{executable.removeprefix(EXECUTABLE_PREFIX)}"
 
 
 def pipeline_layout(problem: ScaledMatmul, launch: Launch) -> ir.Attribute:
@@ -66,7 +74,7 @@ def build_executable(spec: KernelSpec, symbol: str) -> ir.Operation:
         ordinal = 0
         for launch in spec.plan().launches:
             for tier_index in range(len(spec.tiers)):
-                _build_export(spec, launch, tier_index, ordinal)
+                _build_export(spec, symbol, launch, tier_index, ordinal)
                 ordinal += 1
         kernels = ir.Operation.create("builtin.module", regions=1)
         kernels_block = kernels.regions[0].blocks.append()
@@ -74,22 +82,24 @@ def build_executable(spec: KernelSpec, symbol: str) -> ir.Operation:
     with ir.InsertionPoint(kernels_block):
         for launch in spec.plan().launches:
             for tier_index in range(len(spec.tiers)):
-                _declare_kernel(export_name(launch, tier_index))
+                _declare_kernel(export_name(symbol, launch, tier_index))
     return executable
 
 
-def _build_export(spec: KernelSpec, launch: Launch, tier_index: int, ordinal: int) -> None:
+def _build_export(
+    spec: KernelSpec, executable: str, launch: Launch, tier_index: int, ordinal: int
+) -> None:
     """One ``hal.executable.export``: its grid, and its condition unless it is the last tier's."""
     tier = spec.tiers[tier_index]
     is_last = tier_index == len(spec.tiers) - 1
     attributes = {
-        "sym_name": ir.StringAttr.get(export_name(launch, tier_index)),
+        "sym_name": ir.StringAttr.get(export_name(executable, launch, tier_index)),
         "sym_visibility": ir.StringAttr.get("public"),
         "ordinal": ir.IntegerAttr.get(ir.IndexType.get(), ordinal),
         "layout": pipeline_layout(spec.problem, launch),
     }
     if not is_last:
-        fallback = export_name(launch, tier_index + 1)
+        fallback = export_name(executable, launch, tier_index + 1)
         attributes["condition_fallback"] = ir.FlatSymbolRefAttr.get(fallback)
     export = ir.Operation.create("hal.executable.export", attributes=attributes, regions=2)
     arguments = [ir.Type.parse("!hal.device"), ir.IndexType.get()]
@@ -122,13 +132,10 @@ def _declare_kernel(name: str) -> None:
 
 def emit_kernels(spec: KernelSpec, executable: ir.Operation) -> None:
     """Give every kernel of ``executable`` its body."""
-    functions = {
-        ir.StringAttr(function.attributes["sym_name"]).value: function.operation
-        for function in kernel_declarations(executable).regions[0].blocks[0]
-    }
-    for launch in spec.plan().launches:
-        for tier_index, tier in enumerate(spec.tiers):
-            _emit_kernel(spec, launch, tier, functions[export_name(launch, tier_index)])
+    functions = list(kernel_declarations(executable).regions[0].blocks[0])
+    kernels = [(launch, tier) for launch in spec.plan().launches for tier in spec.tiers]
+    for function, (launch, tier) in zip(functions, kernels, strict=True):
+        _emit_kernel(spec, launch, tier, function.operation)
 
 
 def kernel_declarations(executable: ir.Operation) -> ir.Operation:

@@ -4,16 +4,50 @@
 
 Before::
 
-    builtin.module attributes {block32.kernel = {...}, block32.problem = {...}} {
-      func.func private @gemm_tier0()
+    #pack = #hal.pipeline.layout<bindings = [
+        #hal.pipeline.binding<storage_buffer, ReadOnly>,
+        #hal.pipeline.binding<storage_buffer, ReadOnly>,
+        #hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>]>
+    #gemm = #hal.pipeline.layout<bindings = [
+        #hal.pipeline.binding<storage_buffer, ReadOnly>,
+        #hal.pipeline.binding<storage_buffer, ReadOnly>,
+        #hal.pipeline.binding<storage_buffer, ReadOnly>,
+        #hal.pipeline.binding<storage_buffer, ReadOnly>, #hal.pipeline.binding<storage_buffer>]>
+    hal.executable.source private @kernels {
+      hal.executable.export public @pack ordinal(0) layout(#pack) count(%device: !hal.device) ->
+          (index, index, index) {
+        %c1 = arith.constant 1 : index
+        hal.return %c1, %c1, %c1 : index, index, index
+      }
+      hal.executable.export public @gemm ordinal(1) layout(#gemm) count(%device: !hal.device) ->
+          (index, index, index) {
+        %c1 = arith.constant 1 : index
+        hal.return %c1, %c1, %c1 : index, index, index
+      }
+      builtin.module attributes {
+          block32.kernel = {target = "cpu", tiers = [
+            {form = "stream", isa = "generic", mma = [4, 1, 32], tile = [4, 128, 32]}]},
+          block32.problem = {m = 4, n = 32, k = 64, lhs = "f8E4M3FN", rhs = "f8E4M3FN",
+                             rhs_block = [32, 32], result = "f32", lhs_scaled = true}} {
+        func.func private @pack()
+        func.func private @gemm()
+      }
     }
 
 After::
 
     builtin.module {
-      func.func public @gemm_tier0() attributes {translation_info = #iree_codegen.translation_info<
-          pipeline = #iree_codegen.no_pipeline>} {
-        ... vector, memref, scf and the target's intrinsics ...
+      func.func public @pack() attributes {translation_info = #translation} {
+        ...
+      func.func public @gemm() attributes {translation_info = #translation} {
+        ...
+        %... = hal.interface.binding.subspan layout(#pipeline_layout1) binding(...) ...
+        scf.for
+        ...
+        return
+
+The bodies hold vector, memref, scf and the target's intrinsics; ``#iree_codegen.no_pipeline`` makes
+IREE leave them as they are.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ Before::
                  %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>) -> tensor<4x32xf32> {
       %zero = arith.constant dense<0.0> : tensor<4x32xf32>
       %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
-          {block32.kernel = {target = "cpu", tiers = [{form = "stream", tile = [8, 16, 32]}]}}
+          {block32.kernel = {target = "cpu", tiers = [
+            {form = "stream", isa = "generic", mma = [4, 1, 32], tile = [4, 128, 32]}]}}
           ins(%x, %xs, %w, %ws : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>,
                                  tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
           outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
@@ -22,18 +23,18 @@ Before::
 
 After::
 
-    hal.executable.source private @block32_kernels_0 {
+    hal.executable.source private @block32_kernels_0_4x32x64_e4m3_e4m3_32x32_f32 {
       hal.executable.export public @...
       builtin.module attributes {block32.kernel = {...}, block32.problem = {...}} {
         func.func private @...
     ...
-    util.func private @block32_matmul_0(...) -> tensor<4x32xf32> {
+    util.func private @block32_matmul_0_4x32x64_e4m3_e4m3_32x32_f32(...) -> tensor<4x32xf32> {
       ...
-      flow.dispatch @block32_kernels_0::@...
+      ... flow.dispatch @block32_kernels_0_4x32x64_e4m3_e4m3_32x32_f32::@gemm_tier0_0_4x32x64_...
     }
     func.func @f(...) -> tensor<4x32xf32> {
       ...
-      %0 = util.call @block32_matmul_0(%arg0, %arg2, %arg1, %arg3) : ...
+      %0 = util.call @block32_matmul_0_4x32x64_e4m3_e4m3_32x32_f32(%arg0, %arg2, %arg1, %arg3) : ...
       return %0 : tensor<4x32xf32>
 
 Matmuls of one problem and kernel share an executable. The kernels are still declarations:
@@ -50,15 +51,19 @@ from iree.compiler import ir
 from block32.dialects import problem as problem_attribute
 from block32.dialects.kernel import ATTRIBUTE, KernelConfig
 from block32.lowering.host import build_call, build_host_function, result_type
-from block32.lowering.kernel_module import KernelSpec, build_executable, kernel_declarations
+from block32.lowering.kernel_module import (
+    EXECUTABLE_PREFIX,
+    KernelSpec,
+    build_executable,
+    kernel_declarations,
+)
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.targets import target_named
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
 from block32.passes.walk import operations_named
 
-EXECUTABLE_PREFIX = "block32_kernels_"
-FUNCTION_PREFIX = "block32_matmul_"
+FUNCTION_PREFIX = "block32_matmul"
 
 
 @dataclass
@@ -86,8 +91,9 @@ class OutlinePass(Pass):
 
 def _outline(module: ir.Module, index: int, problem: ScaledMatmul, config: KernelConfig) -> str:
     """Build the executable and the function of one problem; returns the function's symbol."""
-    executable_symbol = f"{EXECUTABLE_PREFIX}{index}"
-    function_symbol = f"{FUNCTION_PREFIX}{index}"
+    suffix = f"_{index}_{problem.describe()}"
+    executable_symbol = EXECUTABLE_PREFIX + suffix
+    function_symbol = FUNCTION_PREFIX + suffix
     spec = KernelSpec(problem, target_named(config.target), config.tiers)
     with ir.InsertionPoint.at_block_begin(module.body):
         executable = build_executable(spec, executable_symbol)
