@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Write ``docs/passes.md`` from the registry: the passes, their options, their examples.
 
-    python docs/generate_passes.py          writes the page
-    python docs/generate_passes.py --check  fails if the page is not what would be written
+python docs/generate_passes.py          writes the page
+python docs/generate_passes.py --check  fails if the page is not what would be written
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pipeline; each is one file of `passes/`. `block32-opt` runs any of them, mixed w
 IREE wheel registers:
 
 ```
-block32-opt --pass-pipeline='builtin.module(block32-raise,block32-select-kernel{target=cpu})' in.mlir
+block32-opt --pass-pipeline='builtin.module(block32-raise,block32-select-kernel)' in.mlir
 ```
 
 In the IR after a pass, `...` stands for anything. A test runs every example.
@@ -40,8 +40,11 @@ def _section(pass_class: type[Pass]) -> str:
     docstring = sys.modules[pass_class.__module__].__doc__ or ""
     _, _, body = docstring.partition("\n\n")
     source = Path(sys.modules[pass_class.__module__].__file__ or "").name
-    lines = [f"## {pass_class.argument}\n", f"{pass_class.summary.capitalize()} (`passes/{source}`).\n"]
-    options = [f for f in pass_class.option_fields() if f.init]
+    lines = [
+        f"## {pass_class.argument}\n",
+        f"{pass_class.summary.capitalize()} (`passes/{source}`).\n",
+    ]
+    options = pass_class.option_fields()
     if options:
         names = ", ".join(f"`{f.name.replace('_', '-')}` ({f.type})" for f in options)
         lines.append(f"Options: {names}.\n")

@@ -71,7 +71,7 @@ class Pass(ABC):
     @classmethod
     def option_fields(cls) -> tuple[dataclasses.Field[object], ...]:
         """The options: the fields that a textual pipeline may set."""
-        return dataclasses.fields(cls)
+        return tuple(f for f in dataclasses.fields(cls) if f.init)
 
     @classmethod
     def from_options(cls, options: dict[str, str]) -> Pass:

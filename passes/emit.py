@@ -44,8 +44,8 @@ After::
         %... = hal.interface.binding.subspan layout(#pipeline_layout1) binding(...) ...
         scf.for
         ...
-        return
 
+Return:
 The bodies hold vector, memref, scf and the target's intrinsics; ``#iree_codegen.no_pipeline`` makes
 IREE leave them as they are.
 """

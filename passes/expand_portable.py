@@ -29,8 +29,8 @@ After::
       ...
     } -> (tensor<4x32xf32>, tensor<4x32xf32>)
 
-The loops are (M, N, K/32, 32), over integer codes, with two sums (see ``expand``): IREE's own code generation handles that on
-every device, and it is right for every scale byte.
+The loops are (M, N, K/32, 32), over integer codes, with two sums (see ``lowering/portable``).
+IREE's own code generation handles that on every device, and it is right for every scale byte.
 """
 
 from __future__ import annotations

@@ -159,7 +159,10 @@ def parse_module(source: bytes, name: str) -> ir.Module:
         DiagnosticError: It does not parse or verify.
     """
     context = ir.Context()
+    path = _path_of(source, name)
     try:
+        if path != "-":
+            return ir.Module.parseFile(path, context)
         return ir.Module.parse(source, context)
     except ir.MLIRError as error:
         first = error.error_diagnostics[0] if error.error_diagnostics else None

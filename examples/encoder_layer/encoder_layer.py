@@ -28,9 +28,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from minilm import Linear, MissingPackageError, first_layer
+
 import block32
 from block32.runtime import reference
-from minilm import Linear, MissingPackageError, first_layer
 
 SENTENCES = Path(__file__).parent / "sentences.txt"
 REQUIRED_COSINE = 0.995
@@ -245,9 +246,13 @@ def report(
         )
         shape = f"{len(linear.inputs)},{linear.weight.shape[0]},{linear.weight.shape[1]}"
         a, b = float(np.median(mine)) * 1e6, float(np.median(theirs)) * 1e6
-        table.add_row(linear.name, shape, f"{similarity:.5f}", f"{a:.0f}", f"{b:.0f}", f"{b / a:.2f}")
+        table.add_row(
+            linear.name, shape, f"{similarity:.5f}", f"{a:.0f}", f"{b:.0f}", f"{b / a:.2f}"
+        )
     console.print(table)
-    console.print(f"medians of {repeat} calls, taken in turns; a call includes IREE's Python overhead")
+    console.print(
+        f"medians of {repeat} calls, taken in turns; a call includes IREE's Python overhead"
+    )
     is_close = worst >= REQUIRED_COSINE
     verdict = "ok" if is_close else "too far from f32"
     console.print(f"worst cosine {worst:.5f}, required {REQUIRED_COSINE}: {verdict}")
