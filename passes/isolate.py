@@ -2,30 +2,44 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``block32-isolate``: keep each distinct block-scaled matmul, in a function and with a matcher.
 
-The first pass of ``block32 spec``. Before::
+The first pass of ``block32 spec``.
 
-    util.func public @main(...) {
-      ...
-      %zero = linalg.fill ins(%c0 : f32) outs(%empty : tensor<4x32xf32>)
-      %y = linalg.matmul indexing_maps = [...] {block32.lhs = ..., block32.rhs = ...}
-          ins(%x, %w : ...) outs(%zero : tensor<4x32xf32>)
+Before::
+
+    #x = affine_map<(m, n, k) -> (m, k)>
+    #w = affine_map<(m, n, k) -> (n, k)>
+    #y = affine_map<(m, n, k) -> (m, n)>
+    util.global private @xs = dense<127> : tensor<4x2xi8>
+    util.global private @ws = dense<127> : tensor<1x2xi8>
+    func.func @f(%x: tensor<4x64xf8E4M3FN>, %w: tensor<32x64xf8E4M3FN>) -> tensor<4x32xf32> {
+      %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+      %y = linalg.matmul indexing_maps = [#x, #w, #y]
+          {block32.lhs = {block = [1, 32], scale = @xs},
+           block32.rhs = {block = [32, 32], scale = @ws}}
+          ins(%x, %w : tensor<4x64xf8E4M3FN>, tensor<32x64xf8E4M3FN>)
+          outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+      return %y : tensor<4x32xf32>
+    }
 
 After::
 
-    util.func private @block32_call_0(%x, %w, %empty) -> tensor<4x32xf32> {
-      %y = linalg.scaled_contract ...            // the matmul as block32-raise leaves it
-      util.return %y
+    util.global private @xs : tensor<4x2xi8>
+    util.global private @ws : tensor<1x2xi8>
+    util.func private @block32_call_0(%arg0: tensor<4x64xf8E4M3FN>, %arg1: ...) -> ... {
+      ...
+      %4 = linalg.scaled_contract ...
+      util.return %4 : tensor<4x32xf32>
     }
-    transform.named_sequence @block32_match_0(%root) -> (ins, outs)
-        attributes {block32.matches = 1 : i64} {
-      transform.iree.match.cast_compatible_dag_from_root %root {
-      ^bb0(%x, %w, %empty):
-        %zero = linalg.fill ...                  // the matmul as it stands in the program,
-        linalg.matmul ... outs(%zero : ...)      // and the zero that it accumulates into
-      }
+    transform.named_sequence @block32_match_0(...) -> (...) attributes {block32.matches = 1 : i64} {
+      ... = transform.iree.match.cast_compatible_dag_from_root %arg0 {
+      ^bb0(%arg1: tensor<4x64xf8E4M3FN>, %arg2: tensor<32x64xf8E4M3FN>):
+        %cst = arith.constant dense<0.000000e+00> : tensor<4x32xf32>
+        %0 = linalg.matmul ... {block32.lhs = {...}, block32.rhs = {...}} ins(%arg1, %arg2 : ...
 
-Matmuls that differ only in their operands' values share a function. ``block32.matches`` counts
-them. Everything else of the program goes, but for declarations of the scales that are loaded.
+The function holds the matmul as ``block32-raise`` leaves it. The matcher holds it as it stands in
+the program, with the zero that it accumulates into where it is one. Matmuls that differ only in
+their operands' values share both; ``block32.matches`` counts them. Everything else of the program
+goes, but for declarations of the scales that are loaded.
 """
 
 from __future__ import annotations

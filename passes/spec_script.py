@@ -2,24 +2,46 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``block32-spec-script``: write the transform script that puts the kernels into a program.
 
-The last pass of ``block32 spec``, after ``block32-isolate`` and the passes of a compile. Before::
+The last pass of ``block32 spec``, after ``block32-isolate`` and the passes of a compile.
 
-    hal.executable.source private @block32_kernels_0 {...}
-    util.func private @block32_matmul_0(...) -> ... { flow.dispatch @block32_kernels_0::... }
-    util.func private @block32_call_0(...) -> ... { util.call @block32_matmul_0 }
-    transform.named_sequence @block32_match_0(...) {...}
+Before::
 
-After: the same, and::
-
-    transform.named_sequence @block32_replace_0(%inputs, %results) {
-      ... import @block32_call_0, call it in place of the matmul ...
+    module attributes {transform.with_named_sequence} {
+      util.func private @block32_matmul_0(%x: tensor<4x64xf32>) -> tensor<4x64xf32> {
+        util.return %x : tensor<4x64xf32>
+      }
+      util.func private @block32_call_0(%x: tensor<4x64xf32>) -> tensor<4x64xf32> {
+        %y = util.call @block32_matmul_0(%x) : (tensor<4x64xf32>) -> tensor<4x64xf32>
+        util.return %y : tensor<4x64xf32>
+      }
+      transform.named_sequence @block32_match_0(%op: !transform.any_op {transform.readonly})
+          -> (!transform.any_value, !transform.any_value) {
+        %inputs, %results = transform.iree.match.cast_compatible_dag_from_root %op {
+        ^bb0(%x: tensor<4x64xf32>):
+          %y = math.exp %x {mine} : tensor<4x64xf32>
+        } : (!transform.any_op) -> (!transform.any_value, !transform.any_value)
+        transform.yield %inputs, %results : !transform.any_value, !transform.any_value
+      }
     }
-    transform.named_sequence @__transform_main(%module) {
-      %found = transform.structured.match ops{["linalg.matmul"]} attributes {...} in %module
-      transform.foreach_match restrict_root in %found @block32_match_0 -> @block32_replace_0
-      transform.util.import_symbol @block32_kernels_0 into %module if undefined
-      transform.util.import_symbol @block32_matmul_0 into %module if undefined
-      transform.apply_dce to %module
+
+After::
+
+    transform.named_sequence @block32_replace_0(%arg0: ..., %arg1: ...) {
+      %0 = transform.get_defining_op %arg1 : ...
+      %1 = transform.util.get_nearest_symbol_table %0 : ...
+      %2 = transform.util.import_symbol @block32_call_0 into %1 if undefined : ...
+      %3 = transform.util.cast_and_call %2(%arg0) -> %arg1 after %0 {
+      } : ...
+      transform.yield
+    }
+    transform.named_sequence @__transform_main(%arg0: !transform.any_op) {
+      %0 = transform.structured.match ops{["math.exp"]} attributes {...mine}
+        filter_operand_types = [tensor<4x64xf32>] in %arg0 : ...
+      %updated_root = transform.foreach_match restrict_root in %0
+          @block32_match_0 -> @block32_replace_0 : ...
+      %1 = transform.util.import_symbol @block32_matmul_0 into %arg0 if undefined : ...
+      transform.apply_dce to %arg0 : !transform.any_op
+      transform.yield
     }
 
 A matcher is exact, and slow where it fails, for IREE writes a diagnostic each time. So ops are
@@ -103,7 +125,8 @@ def _build_main(matchers: list[ir.Operation], shared: list[str]) -> None:
                 actions=_symbols(f"{REPLACE_PREFIX}{index}"),
                 restrict_root=ir.UnitAttr.get(),
             )
-        for symbol in shared:  # last, so that no filter has to look through kernels
+        # Last, so that no filter looks through kernels; backwards, since each is put first.
+        for symbol in reversed(shared):
             _import(module, symbol)
         ir.Operation.create("transform.apply_dce", operands=[module])
         ir.Operation.create("transform.yield")

@@ -116,10 +116,15 @@ def _header(
     name: str, output_name: str, options: CompileOptions, matchers: list[ir.Operation]
 ) -> str:
     """The comment that says what the spec is for and how it is used."""
-    baseline = f"{_CPU_FLAG}={_BASELINE_CPU}"
-    flags = [flag for flag in options.target_flags() if flag != baseline]
     stem = Path(name).stem if Path(name).suffix else "model"
-    command = ["iree-compile", name, *flags, f"{SPEC_FLAG}={output_name}", "-o", f"{stem}.vmfb"]
+    command = [
+        "iree-compile",
+        name,
+        *options.target_flags(),
+        f"{SPEC_FLAG}={output_name}",
+        "-o",
+        f"{stem}.vmfb",
+    ]
     total = sum(_count(matcher) for matcher in matchers)
     lines = [
         f"Written by block32 for target {options.target_name()}. Use it with iree-compile "
@@ -129,9 +134,11 @@ def _header(
     ]
     needed = _needed_flags(options)
     if needed:
-        lines.append(f"Its kernels need {shlex.join(needed)}: the compiler aborts without.")
+        lines.append(
+            f"Its kernels need {shlex.join(needed)}: with another CPU the compiler aborts."
+        )
     elif options.target_name() == "cpu":
-        lines.append(f"Its kernels run on every CPU of the architecture: any {_CPU_FLAG} will do.")
+        lines.append(f"Its kernels run on every CPU of the architecture; any {_CPU_FLAG} will do.")
     return "".join(f"// {line}\n" for line in lines) + "\n"
 
 
