@@ -52,6 +52,7 @@ from block32.passes.raising.contraction import (
     canonical_operands,
     check_result_type,
 )
+from block32.passes.walk import operations_where
 
 _CANDIDATES = (marked_matmul.OP_NAME, scaled_contract.OP_NAME, scaled_generic.OP_NAME)
 
@@ -70,46 +71,62 @@ class RaisePass(Pass):
             DiagnosticError: A marked matmul cannot be raised.
         """
         symbols = ir.SymbolTable(module.operation)
-        for op in _candidates(module):
-            if canonical.is_canonical(op):
-                continue
+        for op in candidates(module):
             try:
-                self._raise_op(op, symbols)
+                raise_op(op, symbols)
             except NotServedError as reason:
-                if marked_matmul.is_marked(op):
-                    raise error_at(op, f"cannot be raised: {reason}") from reason
-                report.warn(op, f"looks like a block-scaled matmul and is left alone: {reason}")
-
-    def _raise_op(self, op: ir.Operation, symbols: ir.SymbolTable) -> None:
-        contraction = _match(op, symbols)
-        if contraction is None:
-            return
-        element = ir.RankedTensorType(op.results[0].type).element_type
-        check_result_type(str(element))
-        with ir.InsertionPoint(op), op.location:
-            operands = canonical_operands(contraction)
-            init = op.operands[len(op.operands) - 1]
-            value = _build_with_init(operands, init, op)
-        op.results[0].replace_all_uses_with(value)
-        op.erase()
+                leave_alone(op, reason, report)
 
 
-def _candidates(module: ir.Module) -> list[ir.Operation]:
+def candidates(module: ir.Module) -> list[ir.Operation]:
     """Ops that may be block-scaled matmuls: collected first, since raising erases them."""
-    found: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "hal.executable.source":
-            return ir.WalkResult.SKIP
-        if op.name in _CANDIDATES or marked_matmul.is_marked(op):
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
+    return operations_where(
+        module, lambda op: op.name in _CANDIDATES or marked_matmul.is_marked(op)
+    )
 
 
-def _match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None:
+def raise_op(op: ir.Operation, symbols: ir.SymbolTable) -> bool:
+    """Turn a candidate into the canonical op.
+
+    Returns:
+        Whether it is a block-scaled matmul, and so canonical now.
+
+    Raises:
+        NotServedError: It looks like one, and there is no canonical op for it.
+    """
+    if canonical.is_canonical(op):
+        return True
+    contraction = match(op, symbols)
+    if contraction is None:
+        return False
+    element = ir.RankedTensorType(op.results[0].type).element_type
+    check_result_type(str(element))
+    with ir.InsertionPoint(op), op.location:
+        operands = canonical_operands(contraction)
+        init = op.operands[len(op.operands) - 1]
+        value = _build_with_init(operands, init, op)
+    op.results[0].replace_all_uses_with(value)
+    op.erase()
+    return True
+
+
+def leave_alone(op: ir.Operation, reason: NotServedError, report: Report) -> None:
+    """Report that a candidate stays as it is.
+
+    Raises:
+        DiagnosticError: It is marked, and must not stay.
+    """
+    if marked_matmul.is_marked(op):
+        raise error_at(op, f"cannot be raised: {reason}") from reason
+    report.warn(op, f"looks like a block-scaled matmul and is left alone: {reason}")
+
+
+def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None:
+    """Read a candidate of any spelling; None for an op of another kind.
+
+    Raises:
+        NotServedError: It looks like a block-scaled matmul and cannot be one of ours.
+    """
     contraction = marked_matmul.match(op, symbols)
     if contraction is None:
         contraction = scaled_contract.match(op)

@@ -10,18 +10,22 @@ from block32.lowering.target import DeviceFacts
 from block32.passes.base import Pass
 from block32.passes.emit import EmitPass
 from block32.passes.expand_portable import ExpandPortablePass
+from block32.passes.isolate import IsolatePass
 from block32.passes.outline import OutlinePass
 from block32.passes.pipeline import PipelinePass
 from block32.passes.raise_ import RaisePass
 from block32.passes.select_kernel import SelectKernelPass
+from block32.passes.spec_script import SpecScriptPass
 
-#: Every pass, in the order of the pipeline.
+#: Every pass, in the order of the pipelines: the first and the last are those of a spec alone.
 PASSES: Final[tuple[type[Pass], ...]] = (
+    IsolatePass,
     RaisePass,
     SelectKernelPass,
     OutlinePass,
     EmitPass,
     ExpandPortablePass,
+    SpecScriptPass,
 )
 
 
@@ -38,3 +42,13 @@ def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         architecture=facts.architecture,
     )
     return [RaisePass(), select, OutlinePass(), EmitPass(), ExpandPortablePass()]
+
+
+def spec_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
+    """The passes of ``block32 spec``: those of a compile, over each distinct matmul once.
+
+    Args:
+        target: The target's name.
+        facts: What is known of the device.
+    """
+    return [IsolatePass(), *standard_pipeline(target, facts), SpecScriptPass()]

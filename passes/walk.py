@@ -4,22 +4,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from iree.compiler import ir
 
+#: What holds kernels, or the matchers of a transform spec: their ops are not the program's.
+_NOT_THE_PROGRAM: Final = ("hal.executable.source", "hal.executable", "transform.named_sequence")
 
-def operations_named(module: ir.Module, *names: str) -> list[ir.Operation]:
-    """All ops of these names in program order, outside executables.
 
-    Executables hold kernels, whose ops are not the program's.
-    """
+def operations_where(
+    module: ir.Module, wanted: Callable[[ir.Operation], bool]
+) -> list[ir.Operation]:
+    """All ops of the program that are ``wanted``, in program order."""
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in ("hal.executable.source", "hal.executable"):
+        if op.name in _NOT_THE_PROGRAM:
             return ir.WalkResult.SKIP
-        if op.name in names:
+        if wanted(op):
             found.append(op)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
+
+
+def operations_named(module: ir.Module, *names: str) -> list[ir.Operation]:
+    """All ops of these names in program order, outside executables."""
+    return operations_where(module, lambda op: op.name in names)

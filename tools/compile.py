@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(handler=run, takes_iree_flags=True)
 
 
-def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+def add_target_arguments(parser: argparse.ArgumentParser, default_cpu: str = "this one") -> None:
     """``--target`` and ``--cpu``, for the commands that compile."""
     parser.add_argument(
         "--target",
@@ -69,7 +69,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(TARGETS)}; by default what IREE's own flags say, or cpu",
     )
     parser.add_argument(
-        "--cpu", metavar="NAME", help="CPU to compile for, as LLVM names it (default: this one)"
+        "--cpu",
+        metavar="NAME",
+        help=f"CPU to compile for, as LLVM names it (default: {default_cpu})",
     )
 
 
@@ -134,8 +136,12 @@ def explain_failure(error: PassFailedError, path: str, options: CompileOptions) 
     return DiagnosticError(path, message, (reproduce,))
 
 
-def split_input(arguments: list[str]) -> tuple[str, list[str]]:
+def split_input(arguments: list[str], command: str = "block32 compile") -> tuple[str, list[str]]:
     """The input and the flags among the arguments that are meant for iree-compile.
+
+    Args:
+        arguments: What the command's own parser did not take.
+        command: Names the command in errors.
 
     Raises:
         DiagnosticError: There is no input, or more than one.
@@ -145,7 +151,7 @@ def split_input(arguments: list[str]) -> tuple[str, list[str]]:
     if len(inputs) != 1:
         got = ", ".join(inputs) or "none"
         raise DiagnosticError(
-            "block32 compile",
+            command,
             f"expected one input but got {got}",
             ("give the values of flags as --flag=value",),
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, describe_location
+from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import TARGETS, target_named
 from block32.passes.base import Remark, Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, run_pipeline
@@ -99,17 +100,34 @@ def compile_source(source: bytes, name: str, options: CompileOptions) -> Compile
         DiagnosticError: The module or the options are wrong; located where it can be.
         PassFailedError: A pass failed.
     """
-    early, late = _split_phase_flags(options.target_flags(), name)
-    options.on_phase("import")
-    imported = _import(source, name, early)
-    facts = device_facts(tuple(f for f in options.target_flags() if "--compile-" not in f))
+    _, late = _split_phase_flags(options.target_flags(), name)
+    module, facts = import_source(source, name, options)
     options.on_phase("passes")
-    module = parse_module(imported, name)
     report = Report()
     passes = standard_pipeline(options.target_name(), facts)
     run_pipeline(module, passes, report, options.after_pass)
     options.on_phase("kernels and code")
     return CompileResult(_finish(module, name, late), report.remarks)
+
+
+def import_source(
+    source: bytes, name: str, options: CompileOptions
+) -> tuple[ir.Module, DeviceFacts]:
+    """The module at the phase where block32's passes run, and the machine that it is for.
+
+    Args:
+        source: The module, text or bytecode.
+        name: Its file name, for errors.
+        options: How to compile.
+
+    Raises:
+        DiagnosticError: The module or the options are wrong; located where it can be.
+    """
+    early, _ = _split_phase_flags(options.target_flags(), name)
+    options.on_phase("import")
+    imported = _import(source, name, early)
+    facts = device_facts(tuple(f for f in options.target_flags() if "--compile-" not in f))
+    return parse_module(imported, name), facts
 
 
 def compile_early_phase(source: bytes, name: str, options: CompileOptions) -> bytes:
@@ -139,11 +157,11 @@ def _split_phase_flags(flags: tuple[str, ...], name: str) -> tuple[list[str], li
 
 def _import(source: bytes, name: str, flags: list[str]) -> bytes:
     """The module at phase ``abi``, as bytecode: that keeps locations and large constants cheap."""
-    arguments = [_path_of(source, name), "--compile-to=abi", "--emit-mlir-bytecode", *flags]
+    arguments = [path_of(source, name), "--compile-to=abi", "--emit-mlir-bytecode", *flags]
     return run_iree_compile(arguments, stdin=source, input_name=name)
 
 
-def _path_of(source: bytes, name: str) -> str:
+def path_of(source: bytes, name: str) -> str:
     """The file that ``source`` came from, or ``-`` for standard input.
 
     Locations carry the name that ``iree-compile`` was given, so the file itself is passed on.
