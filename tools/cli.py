@@ -13,10 +13,12 @@ from typing import Final
 from block32.dialects.diagnostics import DiagnosticError
 
 #: The commands' modules, in the order of ``block32 --help``.
-COMMANDS: Final[tuple[str, ...]] = ("compile", "spec")
+COMMANDS: Final[tuple[str, ...]] = ("compile", "run", "spec", "doctor")
 
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb
+  block32 run model.vmfb --function=main --input=@x.npy
+  block32 doctor model.vmfb
   block32 spec model.mlir --target=cpu -o spec.mlir
 """
 

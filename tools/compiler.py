@@ -177,7 +177,7 @@ def parse_module(source: bytes, name: str) -> ir.Module:
         DiagnosticError: It does not parse or verify.
     """
     context = ir.Context()
-    path = _path_of(source, name)
+    path = path_of(source, name)
     try:
         if path != "-":
             return ir.Module.parseFile(path, context)
