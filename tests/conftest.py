@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ from tests.lit_shell import Shell
 settings.register_profile("block32", deadline=None, derandomize=True)
 settings.load_profile("block32")
 
+_SOURCES = Path(__file__).parents[1] / "src"
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Programs that tests start import what the tests import.
+    inherited = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_SOURCES), inherited]))
     shell = Shell()
     config.stash[SHELL] = shell
     config.add_cleanup(shell.close)

@@ -110,18 +110,11 @@ def _compile(source: bytes, name: str, path: str, options: CompileOptions, quiet
     except PassFailedError as error:
         raise explain_failure(error, path, options) from error
     except IreeCompileError as error:
-        raise DiagnosticError(error.location, error.message, _iree_notes(error)) from error
+        raise DiagnosticError(error.location, error.message) from error
     if not quiet:
         for remark in result.remarks:
             print(remark.render(), file=sys.stderr)
     return result.output
-
-
-def _iree_notes(error: IreeCompileError) -> tuple[str, ...]:
-    """What else is worth knowing of an error of IREE's own."""
-    if "incompatible" in error.message or "unknown target CPU" in error.stderr:
-        return ("name a CPU as LLVM does; iree-cpuinfo prints this machine's features",)
-    return ()
 
 
 def explain_failure(error: PassFailedError, path: str, options: CompileOptions) -> DiagnosticError:

@@ -23,7 +23,7 @@ from block32.lowering.targets import TARGETS, target_named
 from block32.passes.base import Remark, Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, run_pipeline
 from block32.passes.registry import standard_pipeline
-from block32.tools.iree_compile import device_facts, read_input, run_iree_compile
+from block32.tools.iree_compile import IreeCompileError, device_facts, read_input, run_iree_compile
 
 #: IREE phases up to the one where block32's passes run, and those after it.
 EARLY_PHASES = ("start", "input", "abi")
@@ -126,8 +126,20 @@ def import_source(
     early, _ = _split_phase_flags(options.target_flags(), name)
     options.on_phase("import")
     imported = _import(source, name, early)
-    facts = device_facts(tuple(f for f in options.target_flags() if "--compile-" not in f))
-    return parse_module(imported, name), facts
+    return parse_module(imported, name), _device_facts(options)
+
+
+def _device_facts(options: CompileOptions) -> DeviceFacts:
+    try:
+        return device_facts(tuple(f for f in options.target_flags() if "--compile-" not in f))
+    except IreeCompileError as error:
+        if options.cpu is None or "CPU" not in error.message:
+            raise
+        raise DiagnosticError(
+            "block32",
+            f"unknown CPU '{options.cpu}'; expected a name that LLVM knows, such as "
+            "x86-64-v3, znver4, sapphirerapids or neoverse-n1",
+        ) from error
 
 
 def compile_early_phase(source: bytes, name: str, options: CompileOptions) -> bytes:

@@ -1,0 +1,188 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32 compile``: inputs, flags, dumps, errors that leave nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from iree.compiler.tools.binaries import find_tool
+
+from block32.tools.cli import main
+
+PROGRAM = """
+#x = affine_map<(m, n, k) -> (m, k)>
+#xs = affine_map<(m, n, k) -> (m, k floordiv 32)>
+#w = affine_map<(m, n, k) -> (n, k)>
+#ws = affine_map<(m, n, k) -> (n floordiv 32, k floordiv 32)>
+#y = affine_map<(m, n, k) -> (m, n)>
+func.func @f(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x2xf8E8M0FNU>,
+    %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>) -> tensor<4x32xf32> {
+  %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+  %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]ATTRIBUTES
+    ins(%x, %xs, %w, %ws : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>,
+        tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
+    outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+  return %y : tensor<4x32xf32>
+}
+"""
+GOOD = PROGRAM.replace("ATTRIBUTES", "")
+MARKED = """
+func.func @f(%x: tensor<4x64xf8E4M3FN>, %w: tensor<64x32xf8E4M3FN>, %i: tensor<4x32xf32>)
+    -> tensor<4x32xf32> {
+  %y = linalg.matmul {block32.rhs = {block = [16, 32], scale = @nothing}}
+      ins(%x, %w : tensor<4x64xf8E4M3FN>, tensor<64x32xf8E4M3FN>)
+      outs(%i : tensor<4x32xf32>) -> tensor<4x32xf32>
+  return %y : tensor<4x32xf32>
+}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.mlir"
+    path.write_text(GOOD)
+    return path
+
+
+def is_vmfb(content: bytes) -> bool:
+    """A vmfb is a zip archive or a flatbuffer with its identifier behind the first four bytes."""
+    return content[:2] == b"PK" or content[4:8] == b"IREE"
+
+
+def test_a_file_becomes_a_vmfb_and_a_remark(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = model.with_suffix(".vmfb")
+    assert main(["compile", str(model), "--target=cpu", "-o", str(output)]) == 0
+    assert is_vmfb(output.read_bytes())
+    assert f"{model}:10:8: remark: 4x32x64_e4m3_e4m3_32x32_f32: cpu " in capfd.readouterr().err
+    assert sorted(p.name for p in model.parent.iterdir()) == ["model.mlir", "model.vmfb"]
+
+
+def test_bytecode_and_stdin_are_inputs(model: Path, tmp_path: Path) -> None:
+    bytecode = tmp_path / "model.mlirbc"
+    subprocess.run(
+        [find_tool("iree-opt"), str(model), "--emit-bytecode", "-o", str(bytecode)], check=True
+    )
+    for arguments, stdin in (([str(bytecode)], b""), (["-"], GOOD.encode())):
+        done = subprocess.run(
+            [sys.executable, "-m", "block32.tools.cli", "compile", *arguments, "--target=cpu"],
+            input=stdin,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert is_vmfb(done.stdout)
+        assert b"remark: 4x32x64" in done.stderr
+
+
+def test_iree_flags_pass_through(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.mlir"
+    flags = ["--compile-to=preprocessing", "--iree-llvmcpu-target-cpu=generic"]
+    assert main(["compile", str(model), "--target=cpu", *flags, "-o", str(output)]) == 0
+    text = output.read_text()
+    assert "@block32_kernels_0_4x32x64_e4m3_e4m3_32x32_f32" in text
+    assert 'cpu = "generic"' in text or "avx512" not in text.partition("hal.executable.source")[0]
+
+
+def test_a_phase_before_the_passes_is_plain_iree(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.mlir"
+    assert main(["compile", str(model), "--compile-to=input", "-o", str(output)]) == 0
+    assert "linalg.scaled_contract" in output.read_text()
+
+
+def test_the_ir_after_every_pass_is_written(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ir"
+    command = ["compile", str(model), "--target=cpu", f"--dump-ir-after-all={folder}"]
+    assert main([*command, "-o", str(tmp_path / "m.vmfb")]) == 0
+    names = sorted(p.name for p in folder.iterdir())
+    assert names[0] == "00-block32-raise.mlir"
+    assert any(name.endswith("block32-emit.mlir") for name in names)
+
+
+ERRORS = {
+    "empty": ("", "bad.mlir:1:1: error: expected an MLIR module but the input is empty"),
+    "truncated": (GOOD[:-60], "bad.mlir:"),
+    "no MLIR": ("what is this", "bad.mlir:1:1: error: "),
+    "truncated bytecode": ("ML\x00\x00", "error: "),
+    "a malformed kernel": (
+        PROGRAM.replace("ATTRIBUTES", ' {block32.kernel = {target = "cpu"}}'),
+        "bad.mlir:10:8: error: 'linalg.scaled_contract' op has a malformed 'block32.kernel'",
+    ),
+    "a marked matmul that cannot be raised": (
+        MARKED,
+        "bad.mlir:4:8: error: 'linalg.matmul' op cannot be raised: missing 'block32.lhs'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS.values(), ids=ERRORS.keys())
+def test_bad_input_gets_a_located_line_and_leaves_nothing(
+    text: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.mlir"
+    path.write_text(text)
+    output = tmp_path / "out.vmfb"
+    assert main(["compile", str(path), "--target=cpu", "-o", str(output)]) == 1
+    captured = capfd.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.mlir"]
+
+
+def test_a_failing_pass_names_itself_and_how_to_reproduce_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "marked.mlir"
+    path.write_text(MARKED)
+    assert main(["compile", str(path), "--target=cpu", "-o", str(tmp_path / "m.vmfb")]) == 1
+    err = capfd.readouterr().err
+    assert "note: in pass 'block32-raise'" in err
+    command = err.partition("reproduce with: ")[2].splitlines()[0]
+    command = command.replace("iree-compile", find_tool("iree-compile"), 1)
+    command = command.replace("block32-opt", f"{sys.executable} -m block32.tools.opt", 1)
+    again = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "missing 'block32.lhs'" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--target=vax"], "unknown target 'vax'; expected one of cpu"),
+        (["--target=cpu", "--cpu=z80"], "z80"),
+        (["--target=cpu", "--no-such-flag"], "no-such-flag"),
+        (["--target=cpu", "--compile-from=flow"], "starts after block32's passes"),
+        (["--target=cpu", "second.mlir"], "expected one input but got"),
+    ],
+)
+def test_bad_flags_are_refused(
+    flags: list[str], message: str, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = model.with_suffix(".vmfb")
+    assert main(["compile", str(model), *flags, "-o", str(output)]) == 1
+    captured = capfd.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert not output.exists()
+
+
+def test_a_missing_input_and_an_unwritable_output(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(tmp_path / "none.mlir"), "-o", "x.vmfb"]) == 1
+    assert "cannot read the input: no such file or directory" in capfd.readouterr().err
+    target = tmp_path / "no" / "such" / "folder.vmfb"
+    assert main(["compile", str(model), "--quiet", "-o", str(target)]) == 1
+    assert "cannot write the output: no such file or directory" in capfd.readouterr().err
+
+
+def test_an_old_output_survives_a_failed_compile(tmp_path: Path) -> None:
+    path = tmp_path / "bad.mlir"
+    path.write_text(MARKED)
+    output = tmp_path / "out.vmfb"
+    output.write_bytes(b"old")
+    assert main(["compile", str(path), "--target=cpu", "-o", str(output)]) == 1
+    assert output.read_bytes() == b"old"
