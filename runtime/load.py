@@ -39,13 +39,10 @@ from block32.runtime.machine import (
     runtime_version,
     this_machine,
 )
-from block32.runtime.signature import SCALARS, Signature, ValueType, parse_declaration
+from block32.runtime.signature import SCALARS, Signature, ValueType, parse_declaration, signless
 from block32.runtime.vmfb import Vmfb, read_vmfb
 
 AnyArray = npt.NDArray[Any]
-Result = Any
-"""A NumPy array for a tensor, a Python number for a scalar."""
-
 PathOrBytes = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
@@ -148,7 +145,7 @@ class Function:
         self._invoker = invoker
         self._device = hal_device
 
-    def __call__(self, *arguments: Any) -> Result | tuple[Result, ...] | None:
+    def __call__(self, *arguments: Any) -> Any:
         """Run it once.
 
         Args:
@@ -157,7 +154,7 @@ class Function:
                 int8 bytes, and a byte as an 8-bit float; no value is ever converted.
 
         Returns:
-            One result, a tuple of several, or None.
+            One result, a tuple of several, or None: NumPy arrays, Python numbers for scalars.
 
         Raises:
             CallError: The arguments do not fit, or the runtime failed.
@@ -223,7 +220,7 @@ class Call:
         self._outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return self
 
-    def fetch(self) -> Result | tuple[Result, ...] | None:
+    def fetch(self) -> Any:
         """The results of the last run: one, a tuple of several, or None."""
         results = tuple(
             output.to_host() if isinstance(output, iree.runtime.DeviceArray) else output
@@ -247,11 +244,7 @@ def check_scalar(value: Any, expected: ValueType) -> int | float:
         raise TypeError(f"expected a number of type {expected} but got {_describe(value)}")
     if bits == 0:
         return float(value)
-    number = int(value)
-    if not -(1 << (bits - 1)) <= number < (1 << bits):
-        raise OverflowError(f"{number} does not fit into {expected}")
-    # Signless: what does not fit as a signed number is the same bits as a negative one.
-    return number - (1 << bits) if bits > 1 and number >= 1 << (bits - 1) else number
+    return signless(int(value), expected.element)
 
 
 def check_array(value: Any, expected: ValueType) -> AnyArray:

@@ -99,6 +99,18 @@ def shape_text(shape: tuple[int | None, ...], element: str) -> str:
     return "x".join(["?" if size is None else str(size) for size in shape] + [element])
 
 
+def signless(number: int, element: str) -> int:
+    """An integer as a signed one of the same bits: 255 and -1 are the same i8.
+
+    Raises:
+        OverflowError: It has more bits than the type.
+    """
+    bits = SCALARS[element]
+    if not -(1 << (bits - 1)) <= number < (1 << bits):
+        raise OverflowError(f"{number} does not fit into {element}")
+    return number - (1 << bits) if bits > 1 and number >= 1 << (bits - 1) else number
+
+
 def parse_value_type(text: str) -> ValueType:
     """A type as declarations write it; what is no tensor stays as it is."""
     match = _TENSOR.match(text)

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         *check_devices(machine),
         *check_extras(_block32_requires(), _installed),
     ]
-    if needs is not None:
+    if arguments.target:
         findings += check_target(arguments.target, needs, machine)
     if contents is not None:
         findings += check_module(contents, machine)

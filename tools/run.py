@@ -230,6 +230,8 @@ def timing_table(function: Function, device: str, seconds: list[float]) -> Table
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
+    if results is None:
+        return ()
     return results if isinstance(results, tuple) else (results,)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from block32.runtime.signature import DTYPES, SCALARS, ValueType, shape_text
+from block32.runtime.signature import DTYPES, SCALARS, ValueType, shape_text, signless
 
 AnyArray = npt.NDArray[Any]
 
@@ -111,17 +111,16 @@ def _make(value: str, kind: ValueType, seed: int) -> Any:
     count = math.prod(shape)
     if len(items) not in (1, count):
         raise InputError(f"expected 1 or {count} numbers for {kind} but got {len(items)}")
-    try:
-        array = np.array(items).astype(dtype, casting="unsafe")
-    except OverflowError as error:
-        raise InputError(f"{value} does not fit into {kind.element}") from error
-    return np.broadcast_to(array, shape).copy() if len(items) == 1 else array.reshape(shape)
+    array = np.array(items).astype(dtype)
+    return np.full(shape, array[0]) if len(items) == 1 else array.reshape(shape)
 
 
 def _number(text: str, kind: ValueType) -> int | float:
     is_integer = kind.element in SCALARS and SCALARS[kind.element] > 0
     try:
-        return int(text, 0) if is_integer else float(text)
+        return signless(int(text, 0), kind.element) if is_integer else float(text)
+    except OverflowError as error:
+        raise InputError(str(error)) from error
     except ValueError as error:
         raise InputError(
             f"expected zeros, random(SEED), @FILE or a number ({kind.element}) but got '{text}'"

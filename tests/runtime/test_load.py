@@ -167,7 +167,7 @@ def test_refuses_empty_and_truncated_files(tmp_path: Path, size: int) -> None:
 def test_external_parameters(tmp_path: Path) -> None:
     vmfb, path = compiled(PARAMETERS), tmp_path / "w.irpa"
     w = np.arange(4, dtype=np.float32)
-    iree.runtime.save_archive_file({"w": w}, str(path))
+    iree.runtime.save_archive_file({"w": w}, path)
     module = load(vmfb, parameters={"model": path})
     np.testing.assert_array_equal(module["main"](w), 2 * w)
     with pytest.raises(LoadError, match="parameters are in files of their own, and none is given"):

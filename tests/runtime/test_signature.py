@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from block32.runtime.signature import ValueType, parse_declaration, parse_value_type
+from block32.runtime.signature import ValueType, parse_declaration, parse_value_type, signless
 
 
 def test_reads_tensors_scalars_and_attributes() -> None:
@@ -44,3 +44,11 @@ def test_what_is_no_tensor_has_no_dtype(text: str) -> None:
     kind = parse_value_type(text)
     assert kind == ValueType(text, None)
     assert kind.dtype is None
+
+
+def test_integers_have_no_sign() -> None:
+    assert [signless(n, "i8") for n in (-128, -1, 127, 128, 255)] == [-128, -1, 127, -128, -1]
+    assert [signless(n, "i1") for n in (0, 1)] == [0, 1]
+    for number in (-129, 256):
+        with pytest.raises(OverflowError, match=f"{number} does not fit into i8"):
+            signless(number, "i8")
