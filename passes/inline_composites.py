@@ -68,9 +68,7 @@ class InlineCompositesPass(Pass):
             if callee is None:
                 continue
             if not callee.regions[0].blocks:
-                raise error_at(
-                    callee, "is a composite without a kernel; expected it to have a body"
-                )
+                raise error_at(callee, "is a composite without a kernel; expected a body")
             inline_call(call, callee)
         for function in composites.values():
             function.erase()
