@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, scf, tensor
 
+from block32.lowering.common.functions import build_return, call, index_array, private_function
 from block32.lowering.common.index import Index, IndexValue, as_value, constant
 from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels, export_name
 from block32.lowering.problem import ScaledMatmul
@@ -66,23 +67,12 @@ def build_host_function(spec: KernelSpec, symbol: str, executable: str) -> ir.Op
     """Build ``util.func private @symbol(operands) -> y`` at the insertion point."""
     types = operand_types(spec.problem)
     result = result_type(spec.problem)
-    function = ir.Operation.create(
-        "util.func",
-        attributes={
-            "sym_name": ir.StringAttr.get(symbol),
-            "sym_visibility": ir.StringAttr.get("private"),
-            "function_type": ir.TypeAttr.get(ir.FunctionType.get(list(types.values()), [result])),
-            "tied_operands": _index_array([-1]),
-        },
-        regions=1,
-    )
-    locations = [ir.Location.unknown()] * len(types)
-    block = function.regions[0].blocks.append(*types.values(), arg_locs=locations)
+    function, block = private_function(symbol, list(types.values()), [result])
     with ir.InsertionPoint(block):
         operands = dict(zip(types, block.arguments, strict=True))
         m = _rows(spec.problem, operands["lhs"])
         y = _guarded_dispatches(spec, executable, operands, m)
-        ir.Operation.create("util.return", operands=[y])
+        build_return([y])
     return function
 
 
@@ -172,18 +162,13 @@ class _Dispatches:
             attributes={
                 "entry_points": ir.ArrayAttr.get([entry]),
                 "operandSegmentSizes": ir.DenseI32ArrayAttr.get(segments),
-                "tied_operands": _index_array(tied),
+                "tied_operands": index_array(tied),
             },
         )
         return dict(zip(outputs, dispatch.results, strict=True))
 
     def _m_as_i32(self) -> ir.Value:
         return arith.index_cast(ir.IntegerType.get_signless(32), as_value(self.m))
-
-
-def _index_array(values: list[int]) -> ir.Attribute:
-    index = ir.IndexType.get()
-    return ir.ArrayAttr.get([ir.IntegerAttr.get(index, value) for value in values])
 
 
 def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Module:
@@ -216,13 +201,4 @@ def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Modu
 
 def build_call(callee: str, operands: list[ir.Value], result: ir.Type) -> ir.Value:
     """``util.call @callee(operands) -> result``."""
-    call = ir.Operation.create(
-        "util.call",
-        results=[result],
-        operands=operands,
-        attributes={
-            "callee": ir.FlatSymbolRefAttr.get(callee),
-            "tied_operands": _index_array([-1]),
-        },
-    )
-    return call.result
+    return call(callee, operands, [result]).result

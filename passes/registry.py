@@ -10,6 +10,7 @@ from block32.lowering.target import DeviceFacts
 from block32.passes.base import Pass
 from block32.passes.emit import EmitPass
 from block32.passes.expand_portable import ExpandPortablePass
+from block32.passes.inline_composites import InlineCompositesPass
 from block32.passes.isolate import IsolatePass
 from block32.passes.outline import OutlinePass
 from block32.passes.pipeline import PipelinePass
@@ -24,6 +25,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     SelectKernelPass,
     OutlinePass,
     EmitPass,
+    InlineCompositesPass,
     ExpandPortablePass,
     SpecScriptPass,
 )
@@ -41,7 +43,8 @@ def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         cpu_features=",".join(f"+{name}" for name in sorted(facts.cpu_features)),
         architecture=facts.architecture,
     )
-    return [RaisePass(), select, OutlinePass(), EmitPass(), ExpandPortablePass()]
+    kernels: list[PipelinePass] = [RaisePass(), select, OutlinePass(), EmitPass()]
+    return [*kernels, InlineCompositesPass(), ExpandPortablePass()]
 
 
 def spec_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:

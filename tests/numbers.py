@@ -87,7 +87,17 @@ def random_codes(rng: np.random.Generator, shape: tuple[int, ...], element: str)
 
 def run_function(vmfb: bytes, function: str, *arguments: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Call a function of a compiled module on the CPU; its one result as an array."""
+    (result,) = run_function_results(vmfb, function, *arguments)
+    return result
+
+
+def run_function_results(
+    vmfb: bytes, function: str, *arguments: npt.NDArray[Any]
+) -> list[npt.NDArray[Any]]:
+    """Call a function of a compiled module on the CPU; its results as arrays."""
     config = runtime.Config("local-task")
     module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
     loaded = runtime.load_vm_module(module, config)
-    return np.asarray(loaded[function](*arguments).to_host())
+    results = loaded[function](*arguments)
+    results = results if isinstance(results, tuple) else (results,)
+    return [np.asarray(result.to_host()) for result in results]

@@ -40,7 +40,7 @@ class CodeFormat:
 #: OCP 8-bit floating point specification 1.0, table 1.
 CODE_FORMATS = {
     "f8E4M3FN": CodeFormat(3, 7, 0x7E, 0x7F, 8, 0b110 << 20),
-    "f8E5M2": CodeFormat(2, 15, 0x7B, 0x7F, 15, 0b11 << 21),
+    "f8E5M2": CodeFormat(2, 15, 0x7B, 0x7E, 15, 0b11 << 21),
 }
 
 _F32_INFINITY = 0x7F800000
@@ -94,7 +94,8 @@ def _rounding_addend(rule: str, layout: CodeFormat) -> int:
 def quantized_code(value: ir.Value, byte: ir.Value, element: str) -> ir.Value:
     """The code of ``value * 2^(127 - byte)``: nearest, ties to even, saturating.
 
-    The power of two is applied in two factors: each is a normal number for every byte.
+    The power of two is applied in two factors: each is a normal number for every byte. A
+    subnormal value is taken as the integer that its bits are, since many devices would read 0.
 
     Args:
         value: f32, a scalar or vector.
@@ -104,14 +105,29 @@ def quantized_code(value: ir.Value, byte: ir.Value, element: str) -> ir.Value:
     Returns:
         i32 codes in 0..255; NaN gives the NaN code with its sign.
     """
-    i32 = byte.type
+    i32, f32 = byte.type, value.type
     exponent = arith.subi(_int(i32, 127), byte)
     first = arith.shrsi(exponent, _int(i32, 1))
     second = arith.subi(exponent, first)
-    scaled = arith.mulf(
-        arith.mulf(value, _power_of_two(first, value.type)), _power_of_two(second, value.type)
-    )
-    return encode(scaled, CODE_FORMATS[element])
+    scaled = arith.mulf(arith.mulf(value, _power_of_two(first, f32)), _power_of_two(second, f32))
+    return encode(_with_subnormals(value, byte, scaled), CODE_FORMATS[element])
+
+
+def _with_subnormals(value: ir.Value, byte: ir.Value, scaled: ir.Value) -> ir.Value:
+    """``scaled``, or for a subnormal ``value`` the product made from its bits.
+
+    ``bits * 2^-149 * 2^(127 - byte)``. From byte 100 on that is below 2^-99, so no code but 0;
+    the byte is held there, which keeps the power of two a normal number.
+    """
+    i32, f32 = byte.type, value.type
+    bits = arith.bitcast(i32, value)
+    magnitude = arith.andi(bits, _int(i32, 0x7FFFFFFF))
+    exponent = arith.subi(_int(i32, 127 - 149), arith.minui(byte, _int(i32, 100)))
+    product = arith.mulf(arith.uitofp(f32, magnitude), _power_of_two(exponent, f32))
+    sign = arith.andi(bits, _int(i32, -(1 << 31)))
+    signed = arith.ori(arith.bitcast(i32, product), sign)
+    is_subnormal = _compare("ult", magnitude, _SMALLEST_NORMAL)
+    return arith.select(is_subnormal, arith.bitcast(f32, signed), scaled)
 
 
 def encode(value: ir.Value, layout: CodeFormat) -> ir.Value:

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from iree.compiler import ir
-from iree.compiler.dialects import linalg, tensor
+from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.lowering.common.index import constant
+from block32.lowering.problem import BLOCK_K, ceil_div
 
 
 def dynamic_sizes(value: ir.Value) -> list[ir.Value]:
@@ -40,3 +41,48 @@ def bitcast(value: ir.Value, result_type: ir.Type) -> ir.Value:
 def loop_index(axis: int) -> ir.Value:
     """The iteration index of a loop, inside a ``linalg.generic`` body."""
     return linalg.IndexOp(axis).result
+
+
+def generic(
+    inputs: list[ir.Value], inits: list[ir.Value], maps: list[ir.AffineMap], iterators: list[str]
+) -> linalg.GenericOp:
+    """A ``linalg.generic`` with an empty body block."""
+    op = linalg.GenericOp(
+        [init.type for init in inits],
+        inputs,
+        inits,
+        ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{i}>") for i in iterators]),
+    )
+    elements = [ir.RankedTensorType(v.type).element_type for v in [*inputs, *inits]]
+    op.regions[0].blocks.append(*elements, arg_locs=[ir.Location.unknown()] * len(elements))
+    return op
+
+
+def blocked(values: ir.Value) -> ir.Value:
+    """``[rows, K]`` as ``[rows, ceil(K/32), 32]``, padded with zeros."""
+    values_type = ir.RankedTensorType(values.type)
+    blocks = ceil_div(values_type.shape[1], BLOCK_K)
+    missing = blocks * BLOCK_K - values_type.shape[1]
+    if missing:
+        values = _pad_columns(values, missing)
+    is_dynamic = values_type.is_dynamic_dim(0)
+    rows = [tensor.dim(values, constant(0))] if is_dynamic else []
+    shape = [values_type.shape[0], blocks, BLOCK_K]
+    expanded = ir.RankedTensorType.get(shape, values_type.element_type)
+    return tensor.expand_shape(expanded, values, [[0], [1, 2]], rows, shape)
+
+
+def _pad_columns(values: ir.Value, missing: int) -> ir.Value:
+    """Zeros after each row: a zero byte is the value 0 in every small float format."""
+    values_type = ir.RankedTensorType(values.type)
+    padded = ir.RankedTensorType.get(
+        [values_type.shape[0], values_type.shape[1] + missing], values_type.element_type
+    )
+    op = tensor.PadOp(padded, values, [], [], [0, 0], [0, missing])
+    index = ir.IndexType.get()
+    block = op.regions[0].blocks.append(index, index, arg_locs=[ir.Location.unknown()] * 2)
+    with ir.InsertionPoint(block):
+        zero = 0 if isinstance(values_type.element_type, ir.IntegerType) else 0.0
+        tensor.yield_(arith.constant(values_type.element_type, zero))
+    return op.results[0]

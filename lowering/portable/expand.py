@@ -16,8 +16,8 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.lowering.common.index import constant
-from block32.lowering.common.tensors import bitcast, loop_index
-from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
+from block32.lowering.common.tensors import bitcast, blocked, generic, loop_index
+from block32.lowering.problem import ScaledMatmul
 
 _NAN_SCALE = 255
 _F32_NAN_BITS = 0x7FC00000
@@ -69,8 +69,8 @@ def expand(problem: ScaledMatmul, operands: dict[str, ir.Value]) -> ir.Value:
     Returns:
         y, ``[M, N]`` of the result type.
     """
-    lhs = _blocked(_codes(operands["lhs"], problem.lhs, problem.k))
-    rhs = _blocked(_codes(operands["rhs"], problem.rhs, problem.k))
+    lhs = blocked(_codes(operands["lhs"], problem.lhs, problem.k))
+    rhs = blocked(_codes(operands["rhs"], problem.rhs, problem.k))
     lhs_scale = _as_bytes(operands["lhs_scale"])
     rhs_scale = _row_scales(_as_bytes(operands["rhs_scale"]), problem)
     ordinary, small = _contract(problem, lhs, lhs_scale, rhs, rhs_scale)
@@ -96,7 +96,7 @@ def _codes(value: ir.Value, element: str, k: int) -> ir.Value:
         tensor.dim(stored, constant(0)) if stored_type.is_dynamic_dim(0) else stored_type.shape[0]
     )
     empty = tensor.empty([rows, k], i8)
-    op = _generic([], [empty], [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
+    op = generic([], [empty], [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
     with ir.InsertionPoint(op.regions[0].blocks[0]):
         column = loop_index(1)
         byte = tensor.extract(stored, [loop_index(0), arith.divui(column, constant(2))])
@@ -106,61 +106,17 @@ def _codes(value: ir.Value, element: str, k: int) -> ir.Value:
     return op.results[0]
 
 
-def _blocked(codes: ir.Value) -> ir.Value:
-    """``[rows, K]`` codes as ``[rows, ceil(K/32), 32]``, padded with zeros."""
-    codes_type = ir.RankedTensorType(codes.type)
-    blocks = ceil_div(codes_type.shape[1], BLOCK_K)
-    missing = blocks * BLOCK_K - codes_type.shape[1]
-    if missing:
-        codes = _pad_columns(codes, missing)
-    is_dynamic = codes_type.is_dynamic_dim(0)
-    rows = [tensor.dim(codes, constant(0))] if is_dynamic else []
-    shape = [codes_type.shape[0], blocks, BLOCK_K]
-    expanded = ir.RankedTensorType.get(shape, codes_type.element_type)
-    return tensor.expand_shape(expanded, codes, [[0], [1, 2]], rows, shape)
-
-
-def _pad_columns(codes: ir.Value, missing: int) -> ir.Value:
-    """Zero bytes after each row: the value 0 in every format."""
-    codes_type = ir.RankedTensorType(codes.type)
-    padded = ir.RankedTensorType.get(
-        [codes_type.shape[0], codes_type.shape[1] + missing], codes_type.element_type
-    )
-    op = tensor.PadOp(padded, codes, [], [], [0, 0], [0, missing])
-    index = ir.IndexType.get()
-    block = op.regions[0].blocks.append(index, index, arg_locs=[ir.Location.unknown()] * 2)
-    with ir.InsertionPoint(block):
-        tensor.yield_(arith.constant(codes_type.element_type, 0))
-    return op.results[0]
-
-
 def _row_scales(scale: ir.Value, problem: ScaledMatmul) -> ir.Value:
     """One scale byte a row and 32 K, ``[N, ceil(K/32)]``, from the scales of larger blocks."""
     if problem.rhs_block[0] == 1:
         return scale
     element = ir.RankedTensorType(scale.type).element_type
     empty = tensor.empty([problem.n, problem.k_blocks], element)
-    op = _generic([], [empty], [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
+    op = generic([], [empty], [ir.AffineMap.get_identity(2)], ["parallel", "parallel"])
     with ir.InsertionPoint(op.regions[0].blocks[0]):
         row = arith.divui(loop_index(0), constant(problem.rhs_block[0]))
         linalg.yield_([tensor.extract(scale, [row, loop_index(1)])])
     return op.results[0]
-
-
-def _generic(
-    inputs: list[ir.Value], inits: list[ir.Value], maps: list[ir.AffineMap], iterators: list[str]
-) -> linalg.GenericOp:
-    """A ``linalg.generic`` with an empty body block."""
-    op = linalg.GenericOp(
-        [init.type for init in inits],
-        inputs,
-        inits,
-        ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
-        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{i}>") for i in iterators]),
-    )
-    elements = [ir.RankedTensorType(v.type).element_type for v in [*inputs, *inits]]
-    op.regions[0].blocks.append(*elements, arg_locs=[ir.Location.unknown()] * len(elements))
-    return op
 
 
 def _contract(
@@ -190,7 +146,7 @@ def _contract(
     zero = arith.constant(f32, 0.0)
     zeros = [linalg.fill(zero, outs=[tensor.empty([rows, problem.n], f32)]) for _ in range(2)]
     iterators = ["parallel", "parallel", "reduction", "reduction"]
-    op = _generic([lhs, lhs_scale, rhs, rhs_scale], zeros, maps, iterators)
+    op = generic([lhs, lhs_scale, rhs, rhs_scale], zeros, maps, iterators)
     body = op.regions[0].blocks[0]
     with ir.InsertionPoint(body):
         x, x_scale, w, w_scale, ordinary, small = body.arguments
@@ -275,7 +231,7 @@ def _combine(ordinary: ir.Value, small: ir.Value, result: str) -> ir.Value:
     rows = tensor.dim(ordinary, constant(0)) if is_dynamic else sum_type.shape[0]
     empty = tensor.empty([rows, sum_type.shape[1]], element)
     maps = [ir.AffineMap.get_identity(2)] * 3
-    op = _generic([ordinary, small], [empty], maps, ["parallel", "parallel"])
+    op = generic([ordinary, small], [empty], maps, ["parallel", "parallel"])
     block = op.regions[0].blocks[0]
     with ir.InsertionPoint(block):
         unshifted = arith.mulf(block.arguments[1], arith.constant(f32, 2.0**-_SMALL_SHIFT))

@@ -1,0 +1,144 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32.composite``: an operation that has no upstream op, as a function that is its meaning.
+
+A composite is a private ``util.func`` with ``inlining_policy = #util.inline.never``, whose body
+says in plain linalg what it computes. The attribute identifies it, never its name, so that a
+target may replace a call with a kernel; where none does, the body is inlined and compiled as it
+is. ``{kind = "quantize", rule = "rceil", element = "f8E4M3FN"}`` is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree.compiler import ir
+
+from block32.dialects import builtin
+from block32.dialects.block_scale import SCALE_RULES
+from block32.dialects.diagnostics import BadAttributeError, error_at
+
+ATTRIBUTE = "block32.composite"
+
+#: What activations may be quantised from and to.
+QUANTIZED_FROM = ("f32", "bf16", "f16")
+QUANTIZED_TO = ("f8E4M3FN", "f8E5M2")
+SCALE_TYPE = "f8E8M0FNU"
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """``(x [M, K]) -> (codes [M, K], scales [M, ceil(K/32)])``: one scale a row and 32 K.
+
+    Attributes:
+        rule: How the scale follows from the largest magnitude, one of ``SCALE_RULES``.
+        element: The element type of the codes, one of ``QUANTIZED_TO``.
+    """
+
+    rule: str = "rceil"
+    element: str = "f8E4M3FN"
+
+    kind = "quantize"
+
+    def build(self) -> ir.Attribute:
+        """The attribute."""
+        return builtin.from_python({"kind": self.kind, "rule": self.rule, "element": self.element})
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, object]) -> Quantize:
+        """Read the attribute's fields.
+
+        Raises:
+            BadAttributeError: An unknown field or value.
+        """
+        _check_known(fields, ("rule", "element"))
+        composite = cls(str(fields.get("rule", "rceil")), str(fields.get("element", "f8E4M3FN")))
+        _check_choice("rule", composite.rule, SCALE_RULES)
+        _check_choice("element", composite.element, QUANTIZED_TO)
+        return composite
+
+    def check_signature(self, signature: ir.FunctionType) -> None:
+        """Check a function's type against the shapes above.
+
+        Raises:
+            BadAttributeError: The function is of another type.
+        """
+        inputs, results = _tensor_types(signature.inputs), _tensor_types(signature.results)
+        if len(inputs) != 1 or len(results) != 2 or inputs[0].rank != 2:
+            raise BadAttributeError(f"expected (x) -> (codes, scales) on matrices, got {signature}")
+        (x,), (codes, scales) = inputs, results
+        _check_choice("the element type of x", str(x.element_type), QUANTIZED_FROM)
+        if x.is_dynamic_dim(1):
+            raise BadAttributeError(f"expected a static K but got {x}")
+        for name, got, columns, element in (
+            ("codes", codes, x.shape[1], self.element),
+            ("scales", scales, -(-x.shape[1] // 32), SCALE_TYPE),
+        ):
+            if got.shape != [x.shape[0], columns] or str(got.element_type) != element:
+                wanted = _type_text([x.shape[0], columns], element)
+                raise BadAttributeError(f"expected {name} of type {wanted} but got {got}")
+
+
+Composite = Quantize
+
+_KINDS: dict[str, type[Composite]] = {Quantize.kind: Quantize}
+
+
+def is_composite(op: ir.Operation | ir.OpView) -> bool:
+    """Whether ``op`` is a function that carries the attribute."""
+    return op.operation.name == "util.func" and ATTRIBUTE in op.operation.attributes
+
+
+def parse(attribute: ir.Attribute) -> Composite:
+    """Read ``block32.composite``.
+
+    Raises:
+        BadAttributeError: No dictionary, an unknown kind, field or value.
+    """
+    fields = builtin.to_python(attribute)
+    if not isinstance(fields, dict) or "kind" not in fields:
+        raise BadAttributeError("expected a dictionary with 'kind'")
+    kind = fields.pop("kind")
+    _check_choice("kind", kind, tuple(_KINDS))
+    return _KINDS[kind].from_fields(fields)
+
+
+def of_function(function: ir.Operation | ir.OpView) -> Composite | None:
+    """The composite that a ``util.func`` is, or None for an ordinary function.
+
+    Raises:
+        DiagnosticError: The attribute is malformed, or does not fit the function's type.
+    """
+    if not is_composite(function):
+        return None
+    operation = function.operation
+    try:
+        composite = parse(operation.attributes[ATTRIBUTE])
+        signature = ir.TypeAttr(operation.attributes["function_type"]).value
+        composite.check_signature(ir.FunctionType(signature))
+    except BadAttributeError as error:
+        raise error_at(operation, f"has a malformed '{ATTRIBUTE}': {error}") from error
+    return composite
+
+
+def _tensor_types(types: list[ir.Type]) -> list[ir.RankedTensorType]:
+    if not all(isinstance(t, ir.RankedTensorType) for t in types):
+        raise BadAttributeError("expected tensors only")
+    return [ir.RankedTensorType(t) for t in types]
+
+
+def _type_text(shape: list[int], element: str) -> str:
+    dynamic = ir.ShapedType.get_dynamic_size()
+    sizes = ["?" if size == dynamic else str(size) for size in shape]
+    return f"tensor<{'x'.join([*sizes, element])}>"
+
+
+def _check_known(fields: dict[str, object], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(fields) - set(known))
+    if unknown:
+        raise BadAttributeError(f"unknown field '{unknown[0]}'; expected {', '.join(known)}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise BadAttributeError(f"expected {name} to be one of {', '.join(choices)}, got {value}")

@@ -1,0 +1,74 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32-inline-composites``: calls of composites that no kernel took become their bodies.
+
+Before::
+
+    util.func private @q(%x: tensor<4x64xf32>) -> (tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>)
+        attributes {block32.composite = {kind = "quantize"},
+                    inlining_policy = #util.inline.never} {
+      %scales = arith.constant dense<1.0> : tensor<4x2xf8E8M0FNU>
+      %codes = arith.truncf %x : tensor<4x64xf32> to tensor<4x64xf8E4M3FN>
+      util.return %codes, %scales : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>
+    }
+    func.func @f(%x: tensor<4x64xf32>) -> tensor<4x64xf8E4M3FN> {
+      %codes, %scales = util.call @q(%x)
+          : (tensor<4x64xf32>) -> (tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>)
+      return %codes : tensor<4x64xf8E4M3FN>
+    }
+
+After::
+
+    module {
+      func.func @f(%arg0: tensor<4x64xf32>) -> tensor<4x64xf8E4M3FN> {
+        %cst = arith.constant dense<1.000000e+00> : tensor<4x2xf8E8M0FNU>
+        %0 = arith.truncf %arg0 : tensor<4x64xf32> to tensor<4x64xf8E4M3FN>
+        return %0 : tensor<4x64xf8E4M3FN>
+      }
+    }
+
+IREE compiles the bodies for the device, fused with what is around them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from iree.compiler import ir
+
+from block32.dialects import composite
+from block32.dialects.diagnostics import error_at
+from block32.lowering.common.functions import inline_call
+from block32.passes.base import Pass, Report
+from block32.passes.walk import operations_named
+
+
+@dataclass
+class InlineCompositesPass(Pass):
+    """Inline every call of a composite, and drop the definitions."""
+
+    argument: ClassVar[str] = "block32-inline-composites"
+    summary: ClassVar[str] = "inline the bodies of composites that no kernel took"
+
+    def run(self, module: ir.Module, report: Report) -> None:
+        """See the module's docstring.
+
+        Raises:
+            DiagnosticError: A composite is malformed, or called and without a body.
+        """
+        del report
+        composites = {
+            ir.StringAttr(function.attributes["sym_name"]).value: function
+            for function in operations_named(module, "util.func")
+            if composite.of_function(function) is not None
+        }
+        for call in operations_named(module, "util.call"):
+            callee = composites.get(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+            if callee is None:
+                continue
+            if not callee.regions[0].blocks:
+                raise error_at(callee, "is a composite without a kernel; expected a body")
+            inline_call(call, callee)
+        for function in composites.values():
+            function.erase()
