@@ -28,10 +28,11 @@ After::
 
     transform.named_sequence @block32_replace_0(%arg0: ..., %arg1: ...) {
       %0 = transform.get_defining_op %arg1 : ...
-      %1 = transform.util.get_nearest_symbol_table %0 : ...
-      %2 = transform.util.import_symbol @block32_call_0 into %1 if undefined : ...
-      %3 = transform.util.cast_and_call %2(%arg0) -> %arg1 after %0 {
+      %1 = transform.util.lookup_nearest_symbol_from_self @block32_call_0 : ...
+      transform.util.cast_and_call inline_call %1(%arg0) -> %arg1 after %0 {
       } : ...
+      %2 = transform.param.constant 0 : i64 -> !transform.param<i64>
+      transform.annotate %0 "block32.replaced" = %2 : ...
       transform.yield
     }
     transform.named_sequence @__transform_main(%arg0: !transform.any_op) {
@@ -40,7 +41,6 @@ After::
       %updated_root = transform.foreach_match restrict_root in %0
           @block32_match_0 -> @block32_replace_0 : ...
       %1 = transform.util.import_symbol @block32_matmul_0 into %arg0 if undefined : ...
-      transform.apply_dce to %arg0 : !transform.any_op
       transform.yield
     }
 
@@ -61,6 +61,8 @@ from block32.passes.base import Pass, Report
 from block32.passes.isolate import CALL_PREFIX, MATCH_PREFIX, matched_op, symbol_of
 
 REPLACE_PREFIX: Final = "block32_replace_"
+#: On an op whose users were given to a kernel: the number of the matcher that found it.
+REPLACED_ATTRIBUTE: Final = "block32.replaced"
 
 _IMPORTED: Final = ("hal.executable.source", "util.func")
 
@@ -89,25 +91,41 @@ class SpecScriptPass(Pass):
 
 
 def _build_replacement(index: int) -> None:
-    """A sequence that calls the function of one matcher in place of what it matched."""
+    """A sequence that puts the function of one matcher in place of what it matched."""
     value = ir.Type.parse("!transform.any_value")
     block = _build_sequence(f"{REPLACE_PREFIX}{index}", [value, value], is_read_only=True)
     inputs, results = block.arguments
     with ir.InsertionPoint(block):
         op = _build_op("transform.get_defining_op", [results])
-        module = _build_op("transform.util.get_nearest_symbol_table", [op])
-        function = _import(module, f"{CALL_PREFIX}{index}")
+        function = _build_op(
+            "transform.util.lookup_nearest_symbol_from_self",
+            [],
+            symbol=ir.FlatSymbolRefAttr.get(f"{CALL_PREFIX}{index}"),
+        )
         call = ir.Operation.create(
             "transform.util.cast_and_call",
-            results=[ir.Type.parse("!transform.any_op")],
             operands=[op, inputs, results, function],
             attributes={
+                # A transpose of a constant is evaluated at compile time, but not through a call.
+                "inline_call": ir.UnitAttr.get(),
                 "insert_after": ir.UnitAttr.get(),
                 "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 1, 1]),
             },
             regions=1,
         )
         call.regions[0].blocks.append()
+        # The op stays, without users, for IREE to remove: no other matcher may find it.
+        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), index)
+        parameter = ir.Operation.create(
+            "transform.param.constant",
+            results=[ir.Type.parse("!transform.param<i64>")],
+            attributes={"value": number},
+        )
+        ir.Operation.create(
+            "transform.annotate",
+            operands=[op, parameter.result],
+            attributes={"name": ir.StringAttr.get(REPLACED_ATTRIBUTE)},
+        )
         ir.Operation.create("transform.yield")
 
 
@@ -128,7 +146,6 @@ def _build_main(matchers: list[ir.Operation], shared: list[str]) -> None:
         # Last, so that no filter looks through kernels; backwards, since each is put first.
         for symbol in reversed(shared):
             _import(module, symbol)
-        ir.Operation.create("transform.apply_dce", operands=[module])
         ir.Operation.create("transform.yield")
 
 

@@ -21,10 +21,11 @@ from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, error_at
 from block32.passes.base import Remark, Report
-from block32.passes.isolate import CALL_PREFIX, COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op, symbol_of
+from block32.passes.isolate import COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op, symbol_of
 from block32.passes.pipeline import run_pipeline
 from block32.passes.registry import spec_pipeline
-from block32.passes.walk import operations_named
+from block32.passes.spec_script import REPLACED_ATTRIBUTE
+from block32.passes.walk import operations_where
 from block32.tools.compiler import CompileOptions, import_source, parse_module, path_of
 from block32.tools.iree_compile import run_iree_compile
 
@@ -149,7 +150,7 @@ def _count(matcher: ir.Operation) -> int:
 def _check_nothing_is_missed(
     source: bytes, name: str, options: CompileOptions, spec: str, matchers: list[ir.Operation]
 ) -> None:
-    """Apply the spec and count the calls: IREE's own passes may have changed a matmul before it.
+    """Apply the spec and count what it replaces, for IREE may have changed a matmul before it.
 
     Raises:
         DiagnosticError: Fewer matmuls were replaced than the spec was made for.
@@ -160,17 +161,17 @@ def _check_nothing_is_missed(
         arguments = [path_of(source, name), *options.target_flags(), f"{SPEC_FLAG}={path}"]
         arguments += ["--compile-to=preprocessing", "--emit-mlir-bytecode"]
         applied = parse_module(run_iree_compile(arguments, stdin=source, input_name=name), name)
-    calls = Counter(
-        ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-        for call in operations_named(applied, "util.call")
+    replaced_by = Counter(
+        ir.IntegerAttr(op.attributes[REPLACED_ATTRIBUTE]).value
+        for op in operations_where(applied, lambda op: REPLACED_ATTRIBUTE in op.attributes)
     )
     for index, matcher in enumerate(matchers):
-        missed = _count(matcher) - calls[f"{CALL_PREFIX}{index}"]
-        if missed:
+        expected, replaced = _count(matcher), replaced_by[index]
+        if replaced != expected:
             raise error_at(
                 matched_op(matcher),
-                f"would be missed by the spec ({missed} of {_count(matcher)}): it is another op "
-                "by the time the spec is applied",
+                f"would be missed by the spec: expected it to replace {expected} such ops but it "
+                f"replaces {replaced}",
                 "flags that rewrite the model before the spec does, such as "
                 "--iree-preprocessing-pass-pipeline, need block32 compile instead",
             )
