@@ -12,14 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from block32.runtime.load import load
     from block32.tools.compiler import compile
 
 __version__ = "0.1.0"
 
 #: Names that are imported when first used: the compiler's bindings are large.
-_LAZY = {"compile": "block32.tools.compiler"}
+_LAZY = {"compile": "block32.tools.compiler", "load": "block32.runtime.load"}
 
-__all__ = ["__version__", "compile"]
+__all__ = ["__version__", "compile", "load"]
 
 
 def __getattr__(name: str) -> Any:
