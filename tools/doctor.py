@@ -226,7 +226,8 @@ def target_requirement(name: str) -> Requirement | None:
     Raises:
         DiagnosticError: There is no such target.
     """
-    flags = dict(flag.lstrip("-").split("=", 1) for flag in target_named(name).compile_flags())
+    split = [flag.lstrip("-").partition("=") for flag in target_named(name).compile_flags()]
+    flags = {key: value for key, _, value in split}
     device = flags.get("iree-hal-target-device", "")
     formats = [form for form, driver in GPU_DRIVERS.items() if driver == device]
     if not formats:
@@ -264,7 +265,8 @@ def check_module(contents: Vmfb, machine: Machine) -> list[Finding]:
     fits = None in problems.values() or not needs
     for need, problem in problems.items():
         same = [e for e in contents.executables if e.format == need.format]
-        code = f"{need.format}: {len(same)} executables, {sum(len(e.data) for e in same)} bytes"
+        size = sum(len(executable.data) for executable in same)
+        code = f"{need.format}: executables: {len(same)}, {size} bytes"
         status: Status = "ok" if problem is None else "note" if fits else "bad"
         cure = "" if fits else what_would_work((need,), machine.architecture)
         verdict = problem or f"runs with --device={need.drivers[0]}"

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import block32
 from block32.runtime import reference
 from block32.runtime.errors import CallError, LoadError, VmfbError
 from block32.runtime.load import Module, load
@@ -60,6 +61,23 @@ def test_passes_scalars(module: Module) -> None:
     np.testing.assert_array_equal(y, 1.5 * x)
     assert n == -6
     assert module["scale"](x, 0xFFFFFFFF, 1)[1] == 0  # signless: the bits of -1
+
+
+def test_functions_without_results_and_arrays_of_rank_0() -> None:
+    source = b"""
+    func.func @nothing(%x: tensor<2xf32>) { return }
+    func.func @double(%x: tensor<f32>) -> tensor<f32> {
+      %y = arith.addf %x, %x : tensor<f32>
+      return %y : tensor<f32>
+    }
+    """
+    module = load(compiled(source))
+    assert module["nothing"](X[0, :2]) is None
+    assert module["double"](np.float32(3)) == 6
+
+
+def test_the_package_offers_load() -> None:
+    assert block32.load is load
 
 
 def test_a_bound_call_runs_again(module: Module) -> None:

@@ -85,7 +85,7 @@ def test_extras_are_read_from_the_metadata() -> None:
 def test_a_module_for_this_machine_fits() -> None:
     found = by_subject(doctor.check_module(read_vmfb(compiled(ONE, GFX950)), MI350))
     assert {finding.status for finding in found.values()} == {"ok"}
-    assert "rocm-hsaco-fb: 1 executables" in found["its code"].found
+    assert "rocm-hsaco-fb: executables: 1, " in found["its code"].found
     assert "runs with --device=hip" in found["its code"].found
 
 
