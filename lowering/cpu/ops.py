@@ -248,6 +248,6 @@ def is_equal(a: Index, b: Index) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.eq, as_value(a), as_value(b))
 
 
-def first_element(value: ir.Value) -> ir.Value:
-    """Element 0 of a vector."""
-    return vector.extract(value, [], [0])
+def element(value: ir.Value, position: int) -> ir.Value:
+    """One element of a vector."""
+    return vector.extract(value, [], [position])
