@@ -18,17 +18,12 @@ import pytest
 import block32
 from block32.lowering.problem import ScaledMatmul
 from block32.runtime import reference
-from block32.tools.cli import main
 from block32.tools.iree_compile import run_iree_compile
 from block32.tools.transform_spec import SPEC_FLAG
 from tests.numbers import CODES, random_operands, run_function
+from tests.tools.specs import GENERIC, LOCAL, apply_spec, layers, write_spec
 
 MODEL = Path(__file__).with_name("spec_forms.mlir")
-LOCAL = (
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-)
-GENERIC = (*LOCAL, "--iree-llvmcpu-target-cpu=generic")
 E4M3, E5M2, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu
 Array = npt.NDArray[Any]
 
@@ -36,17 +31,6 @@ Array = npt.NDArray[Any]
 X_SCALE = np.arange(120, 128, dtype=np.uint8).reshape(4, 2)
 W_SCALE = np.array([[128, 119], [126, 131]], np.uint8)
 OTHER_SCALE = np.array([[121, 127], [130, 118]], np.uint8)
-
-
-def write_spec(model: Path, spec: Path, *arguments: str) -> str:
-    """`block32 spec`; the spec's text."""
-    assert main(["spec", str(model), *arguments, "-o", str(spec)]) == 0
-    return spec.read_text()
-
-
-def apply_spec(model: Path, spec: Path, *flags: str) -> bytes:
-    """An iree-compile that knows nothing of block32, with the one flag."""
-    return run_iree_compile([str(model), *flags, f"{SPEC_FLAG}={spec}"])
 
 
 # ---- the numbers ---------------------------------------------------------------------------
@@ -222,3 +206,37 @@ def test_the_kernels_are_the_same_code(both_ways: BothWays) -> None:
         for code in (compiled, through_spec)
     ]
     assert own[0] == own[1]
+
+
+def test_a_named_cpu_gives_its_kernels_and_says_which_flag_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.mlir"
+    model.write_text(layers(1))
+    spec, flag = tmp_path / "spec.mlir", "--iree-llvmcpu-target-cpu=host"
+    text = write_spec(model, spec, "--target=cpu", "--cpu=host")
+    assert f"note: iree-compile needs {flag} with this spec" in capsys.readouterr().err
+    header = text.partition("\n\n")[0]
+    assert f"// Its kernels need {flag}" in header
+    assert f" {flag} " in header.splitlines()[1]
+    dumps = [tmp_path / "compiled", tmp_path / "spec"]
+    first, second = (f"--iree-hal-dump-executable-files-to={dump}" for dump in dumps)
+    block32.compile(model, target="cpu", flags=(*LOCAL, first))
+    apply_spec(model, spec, *LOCAL, flag, second)
+    compiled, through_spec = (code_by_function(dump) for dump in dumps)
+    kernels = [name for name in compiled if name.startswith("gemm_")]
+    assert kernels
+    assert {n: compiled[n] for n in kernels} == {n: through_spec.get(n) for n in kernels}
+
+
+def test_the_command_in_the_header_works(tmp_path: Path) -> None:
+    model, spec = tmp_path / "model.mlir", tmp_path / "spec.mlir"
+    model.write_text(layers(1))
+    text = write_spec(model, spec, "--target=cpu")
+    command = text.splitlines()[1].removeprefix("//   ").split()
+    assert command[:2] == ["iree-compile", str(model)]
+    position = command.index(f"{SPEC_FLAG}=spec.mlir")
+    command[position] = f"{SPEC_FLAG}={spec}"
+    vmfb = run_iree_compile(command[1 : command.index("-o")])
+    x = random_operands(ScaledMatmul(4, 32, 64)).lhs.view(E4M3)
+    assert run_function(vmfb, "main", x).shape == (4, 32)
