@@ -9,7 +9,6 @@ Triton runs these kinds of kernels on real gfx950 in its own tests. Compiling ne
 from __future__ import annotations
 
 # No annotations of types beside constexpr: Triton reads this file's functions as its own language.
-# ruff: noqa: D103
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportInvalidTypeForm=false
 from dataclasses import dataclass
