@@ -1,0 +1,53 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""An executor for gfx950 machine code on the CPU, strict where hardware is silent.
+
+See docs/gfx950_executor.md. The public interface is what this module exports.
+"""
+
+from block32.tools.gfx950_executor.code_object import (
+    CodeObject,
+    Kernel,
+    hsaco_from_vmfb,
+    hsacos_from_vmfb,
+    parse_code_object,
+)
+from block32.tools.gfx950_executor.counts import Report
+from block32.tools.gfx950_executor.decoder import Instruction, decode
+from block32.tools.gfx950_executor.errors import (
+    CodeObjectError,
+    ExecutionError,
+    LaunchError,
+    OutOfBounds,
+    PoisonUsed,
+    Race,
+    StaleRead,
+    Stuck,
+    UnknownInstruction,
+    UnwaitedRead,
+)
+from block32.tools.gfx950_executor.executor import Buffer, Executor
+
+__all__ = [
+    "Buffer",
+    "CodeObject",
+    "CodeObjectError",
+    "ExecutionError",
+    "Executor",
+    "Instruction",
+    "Kernel",
+    "LaunchError",
+    "OutOfBounds",
+    "PoisonUsed",
+    "Race",
+    "Report",
+    "StaleRead",
+    "Stuck",
+    "UnknownInstruction",
+    "UnwaitedRead",
+    "decode",
+    "hsaco_from_vmfb",
+    "hsacos_from_vmfb",
+    "parse_code_object",
+]

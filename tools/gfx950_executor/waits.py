@@ -1,0 +1,103 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""Outstanding memory operations: vmcnt and lgkmcnt, and what waiting for them releases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from block32.tools.gfx950_executor.memory import Region
+    from block32.tools.gfx950_executor.state import Wave
+
+VMCNT_MAX = 63
+LGKMCNT_MAX = 15
+
+Index = npt.NDArray[np.int64]
+
+
+@dataclass
+class Outstanding:
+    """One issued memory operation that no wait has covered yet.
+
+    Attributes:
+        text: the instruction, for messages.
+        vector: vector register rows it will write.
+        scalar: scalar registers it will write.
+        in_order: whether it retires in issue order (LDS does, scalar loads do not).
+        lds: LDS byte indices touched, if any; ``lds_write`` says how.
+        lds_direct: whether it is a load from memory into LDS.
+        region, bytes: the memory bytes touched; ``stores`` says how.
+    """
+
+    text: str
+    vector: tuple[int, ...] = ()
+    scalar: tuple[int, ...] = ()
+    in_order: bool = True
+    lds: Index | None = None
+    lds_write: bool = False
+    lds_direct: bool = False
+    accesses: list[tuple[Region, Index, bool, int]] = field(default_factory=list)
+
+
+class Counters:
+    """The two counters of a wave, as queues of what they count."""
+
+    def __init__(self, wave: Wave):
+        self._wave = wave
+        self.vm: list[Outstanding] = []
+        self.lgkm: list[Outstanding] = []
+
+    def issue_vm(self, operation: Outstanding) -> None:
+        """Count an operation in vmcnt and lock the registers it will write."""
+        if len(self.vm) >= VMCNT_MAX:  # the hardware stalls here until one has come back
+            self.wait(vm=VMCNT_MAX - 1)
+        self._lock(operation)
+        self.vm.append(operation)
+
+    def issue_lgkm(self, operation: Outstanding) -> None:
+        """Count an operation in lgkmcnt and lock the registers it will write."""
+        self._lock(operation)
+        self.lgkm.append(operation)
+
+    def _lock(self, operation: Outstanding) -> None:
+        for row in operation.vector:
+            self._wave.lock_v(row)
+        for code in operation.scalar:
+            self._wave.s_locked[code] = 1
+
+    def wait(self, vm: int = VMCNT_MAX, lgkm: int = LGKMCNT_MAX) -> None:
+        """Wait until at most so many operations are outstanding; retire the others."""
+        while len(self.vm) > vm:
+            self._retire(self.vm.pop(0))
+        if lgkm == 0:
+            while self.lgkm:
+                self._retire(self.lgkm.pop(0))
+        elif lgkm < LGKMCNT_MAX and all(o.in_order for o in self.lgkm):
+            # With a scalar load among them nobody can say which ones a count above 0 leaves.
+            while len(self.lgkm) > lgkm:
+                self._retire(self.lgkm.pop(0))
+
+    def _retire(self, operation: Outstanding) -> None:
+        for row in operation.vector:
+            self._wave.v_locked[row] = 0
+        for code in operation.scalar:
+            self._wave.s_locked[code] = 0
+        if operation.lds_direct and operation.lds is not None:
+            self._wave.workgroup.lds.arrive(operation.lds)
+
+    def producer_of(self, register: str) -> str:
+        """The outstanding instruction that will write a register, for a message."""
+        from block32.tools.gfx950_executor.state import scalar_name, vector_name
+
+        for operation in self.vm + self.lgkm:
+            names = [vector_name(r) for r in operation.vector]
+            names += [scalar_name(c) for c in operation.scalar]
+            if register in names:
+                return operation.text
+        return "its load"
