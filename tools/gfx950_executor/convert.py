@@ -17,7 +17,7 @@ import numpy as np
 
 from block32.tools.gfx950_executor import floats
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 from block32.tools.gfx950_executor.operands import VGPR_CODE, VectorSource, check_rows
 from block32.tools.gfx950_executor.state import ALL_BITS, LANES, U32, Wave
 from block32.tools.gfx950_executor.valu import Limits, Step, TypedSource
@@ -123,13 +123,13 @@ def compile_scaled_conversion(inst: Instruction, limits: Limits) -> Step:
     """v_cvt_scalef32_*, except those with stochastic rounding.
 
     Raises:
-        UnknownInstruction: a stochastic form.
+        UnknownInstructionError: a stochastic form.
     """
     if match := _TO_NARROW.match(inst.name):
         return _to_narrow(inst, limits, *match.groups())
     if match := _TO_WIDE.match(inst.name):
         return _to_wide(inst, limits, *match.groups())
-    raise UnknownInstruction(inst.name)
+    raise UnknownInstructionError(inst.name)
 
 
 def _to_narrow(inst: Instruction, limits: Limits, shape: str, narrow: str, wide: str) -> Step:
@@ -142,10 +142,9 @@ def _to_narrow(inst: Instruction, limits: Limits, shape: str, narrow: str, wide:
     scale = _Operand(inst, "src2" if two_sources else "src1", 1, limits)
     count = {"pk": 2, "pk32": 32, "2xpk16": 32}[shape]
     check_rows(inst, row, 1 if shape == "pk" else 6, limits)
-    if shape == "pk":
-        width = 2 * form.bits
-        # op_sel[3] chooses the 16-bit half, op_sel[3:2] the byte where the result has 8 bits.
-        place = inst["opsel"] >> 3 if width == 16 else inst["opsel"] >> 2
+    width = 2 * form.bits
+    # op_sel[3] chooses the 16-bit half, op_sel[3:2] the byte where the result has 8 bits.
+    place = inst["opsel"] >> 3 if width == 16 else inst["opsel"] >> 2
 
     def run(wave: Wave) -> None:
         factor = _exponent(scale.bits(wave)[0])

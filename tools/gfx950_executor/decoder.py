@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 
 # First half of a scaled MFMA: VOP3P's encoding with the opcode of v_mfma_ld_scale_b32.
 _LOAD_SCALE = 0xD3AC
@@ -74,7 +74,7 @@ def decode(image: bytes, pc: int) -> Instruction:
     """Decode the instruction at a byte address.
 
     Raises:
-        UnknownInstruction: the tables have no such encoding.
+        UnknownInstructionError: the tables have no such encoding.
         ImportError: tinygrad is not installed; the message names the extra.
     """
     amd = _tinygrad()
@@ -86,7 +86,7 @@ def decode(image: bytes, pc: int) -> Instruction:
             continue
         if amd._matches(data, cls):
             return _instruction(cls.from_bytes(data), pc)
-    raise UnknownInstruction(f"no encoding matches the word {word:#010x} at {pc:#x}")
+    raise UnknownInstructionError(f"no encoding matches the word {word:#010x} at {pc:#x}")
 
 
 def _instruction(inst: Any, pc: int) -> Instruction:

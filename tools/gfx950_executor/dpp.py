@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 from block32.tools.gfx950_executor.state import LANES
 
 Index = npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ def source_lanes(control: int) -> Index:
     """The lane that each lane reads under a 9-bit dpp_ctrl; -1 where there is none.
 
     Raises:
-        UnknownInstruction: a reserved control value.
+        UnknownInstructionError: a reserved control value.
     """
     if control <= 0xFF:
         pattern = np.array([control >> 2 * i & 3 for i in range(4)])
@@ -50,7 +50,7 @@ def source_lanes(control: int) -> Index:
         0x143: np.where(_LANE >= 32, 31, NONE),  # row_bcast:31
     }
     if control not in special:
-        raise UnknownInstruction(f"dpp_ctrl {control:#x}")
+        raise UnknownInstructionError(f"dpp_ctrl {control:#x}")
     return special[control]
 
 

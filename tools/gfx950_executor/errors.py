@@ -44,43 +44,43 @@ class LaunchError(ExecutionError):
     kind = "launch"
 
 
-class UnknownInstruction(ExecutionError):
+class UnknownInstructionError(ExecutionError):
     """An encoding or a mode of an instruction that the executor has no meaning for."""
 
     kind = "unknown instruction"
 
 
-class UnwaitedRead(ExecutionError):
+class MissingWaitError(ExecutionError):
     """A register or LDS byte was touched while a memory operation on it was outstanding."""
 
     kind = "missing wait"
 
 
-class OutOfBounds(ExecutionError):
+class OutOfBoundsError(ExecutionError):
     """Memory, LDS, scratch or a register outside of what the launch owns was touched."""
 
     kind = "out of bounds"
 
 
-class PoisonUsed(ExecutionError):
+class UninitialisedError(ExecutionError):
     """An uninitialised value reached a store, an address or a branch."""
 
     kind = "uninitialised value"
 
 
-class Race(ExecutionError):
+class RaceError(ExecutionError):
     """Two waves touched one byte, one of them writing, with nothing ordering them."""
 
     kind = "race"
 
 
-class StaleRead(ExecutionError):
+class StaleReadError(ExecutionError):
     """A load may return what a cache held before another workgroup's ordered store."""
 
     kind = "stale read"
 
 
-class Stuck(ExecutionError):
+class StuckError(ExecutionError):
     """A wave cannot make progress: a barrier not all waves reach, or an endless loop."""
 
     kind = "stuck"

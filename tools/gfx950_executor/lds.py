@@ -11,7 +11,11 @@ import numpy as np
 
 from block32.tools.gfx950_executor.atomics import LDS_NAMES, UPDATES
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import OutOfBounds, PoisonUsed, UnknownInstruction
+from block32.tools.gfx950_executor.errors import (
+    OutOfBoundsError,
+    UninitialisedError,
+    UnknownInstructionError,
+)
 from block32.tools.gfx950_executor.memory import Bytes, byte_index, bytes_of, words_of
 from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows
 from block32.tools.gfx950_executor.state import FIRST_AGPR, LANES, Wave
@@ -31,7 +35,7 @@ class _Operands:
 
     def __init__(self, inst: Instruction, limits: Limits):
         if inst["gds"]:
-            raise UnknownInstruction(f"{inst.name} to GDS")
+            raise UnknownInstructionError(f"{inst.name} to GDS")
         self.inst, self.limits = inst, limits
         self.address = inst["addr"] - VGPR_CODE
         self.accumulator = FIRST_AGPR * inst["acc"]
@@ -57,14 +61,9 @@ def _refuse_locked(wave: Wave, rows: range) -> None:
 
 def _check(wave: Wave, starts: Index, size: int) -> None:
     wave.workgroup.lds.check_bounds(starts, size)
-    alignment = size if size & (size - 1) == 0 else 4
-    # Wide accesses need only dword alignment in the unaligned mode that HSA selects.
-    if size <= 4:
-        alignment = 1
-    if alignment > 4:
-        alignment = 4
-    if (starts % alignment).any():
-        raise OutOfBounds(f"{size} bytes at an LDS offset that is not a multiple of {alignment}")
+    # Bytes and shorts may lie anywhere; wide accesses need dword alignment in HSA's mode.
+    if size >= 4 and (starts % 4).any():
+        raise OutOfBoundsError(f"{size} bytes at an LDS offset that is not a multiple of 4")
 
 
 def _gather(wave: Wave, starts: Index, size: int) -> tuple[Bytes, Bytes, Index]:
@@ -79,7 +78,7 @@ def compile_read(inst: Instruction, limits: Limits) -> Step:
     """ds_read_*: one element of 1 to 16 bytes a lane."""
     match = _READ.match(inst.name)
     if match is None:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     operands = _Operands(inst, limits)
     size = int(match["type"][1:]) // 8
     kind = Element(
@@ -105,7 +104,7 @@ def compile_pair(inst: Instruction, limits: Limits) -> Step:
     """ds_read2 and ds_write2: two elements at two offsets, counted in elements."""
     match = _PAIR.match(inst.name)
     if match is None:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     operands = _Operands(inst, limits)
     size = int(match["bits"]) // 8
     step = size * (64 if match["far"] else 1)
@@ -156,7 +155,7 @@ def compile_write(inst: Instruction, limits: Limits) -> Step:
     """ds_write_*: one element of 1 to 16 bytes a lane."""
     match = _WRITE.match(inst.name)
     if match is None:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     operands = _Operands(inst, limits)
     size = int(match["bits"]) // 8
     rows = operands.rows("data0", max(1, size // 4))
@@ -180,7 +179,7 @@ def compile_transposed(inst: Instruction, limits: Limits) -> Step:
     """
     match = _TRANSPOSED.match(inst.name)
     if match is None:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     operands = _Operands(inst, limits)
     size, element = int(match["bits"]) // 8, int(match["element"])
     count = 8 * size // element
@@ -200,7 +199,7 @@ def compile_transposed(inst: Instruction, limits: Limits) -> Step:
 
     def run(wave: Wave) -> None:
         if not wave.exec_full:
-            raise UnknownInstruction(f"{inst.name} with inactive lanes")
+            raise UnknownInstructionError(f"{inst.name} with inactive lanes")
         lanes = active_lanes(wave)
         _refuse_locked(wave, rows)
         data, poison, index = _gather(wave, operands.starts(wave, lanes, operands.offset), size)
@@ -250,7 +249,7 @@ def _swizzle_pattern(offset: int) -> Index:
     lane = np.arange(LANES)
     if offset >> 15:
         if offset & 0x7F00:
-            raise UnknownInstruction(f"ds_swizzle_b32 with offset {offset:#x}")
+            raise UnknownInstructionError(f"ds_swizzle_b32 with offset {offset:#x}")
         pattern = np.array([offset >> 2 * i & 3 for i in range(4)])
         return lane // 4 * 4 + pattern[lane % 4]
     within = lane % 32
@@ -262,14 +261,14 @@ def compile_atomic(inst: Instruction, limits: Limits) -> Step:
     """LDS atomics, with and without return."""
     match = _ATOMIC.match(inst.name)
     if match is None:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     kind_letter = match["type"]
     name = LDS_NAMES.get(f"{match['op']}_{kind_letter}")
     if kind_letter == "f":
         name = f"{match['op']}_f{match['bits']}"
     compares = match["op"] == "cmpst" and kind_letter == "b"
     if not compares and name not in UPDATES:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     operands = _Operands(inst, limits)
     size = int(match["bits"]) // 8
     data_rows = operands.rows("data0", size // 4)
@@ -290,7 +289,7 @@ def compile_atomic(inst: Instruction, limits: Limits) -> Step:
         index = byte_index(starts, size)
         lds = wave.workgroup.lds
         if lds.poison[index].any():
-            raise PoisonUsed("an atomic on uninitialised LDS")
+            raise UninitialisedError("an atomic on uninitialised LDS")
         lds.atomic(wave, index)
         before = np.zeros((len(lanes), size), np.uint8)
         for i, (lane, start) in enumerate(zip(lanes, starts, strict=True)):
@@ -329,4 +328,4 @@ def compile_ds(inst: Instruction, limits: Limits) -> Step:
     ):
         if pattern.match(name):
             return compiler(inst, limits)
-    raise UnknownInstruction(name)
+    raise UnknownInstructionError(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from block32.tools.gfx950_executor.errors import OutOfBounds, Race, UnwaitedRead
+from block32.tools.gfx950_executor.errors import MissingWaitError, OutOfBoundsError, RaceError
 from block32.tools.gfx950_executor.state import LANES, U32, Wave
 from block32.tools.gfx950_executor.waits import Index
 
@@ -94,19 +94,21 @@ class Memory:
             (region, positions in `addresses`, byte offsets in the region).
 
         Raises:
-            OutOfBounds: an access is not wholly inside a region.
+            OutOfBoundsError: an access is not wholly inside a region.
         """
         slots = addresses >> np.uint64(_SLOT_BITS)
         for slot in np.unique(slots):
             where = np.flatnonzero(slots == slot)
             region = self._slots.get(int(slot))
             if region is None:
-                raise OutOfBounds(f"address {int(addresses[where[0]]):#x} belongs to no buffer")
+                raise OutOfBoundsError(
+                    f"address {int(addresses[where[0]]):#x} belongs to no buffer"
+                )
             offsets = (addresses[where] - np.uint64(region.address)).astype(np.int64)
             bad = (offsets < 0) | (offsets + size > len(region.data))
             if bad.any():
                 at = int(offsets[np.flatnonzero(bad)[0]])
-                raise OutOfBounds(
+                raise OutOfBoundsError(
                     f"{size} bytes at offset {at} of {region.name}, which has {len(region.data)}"
                 )
             yield region, where, offsets
@@ -153,7 +155,9 @@ class Lds:
         bad = (offsets < 0) | (offsets + size > self.size)
         if bad.any():
             at = int(offsets[np.flatnonzero(bad)[0]])
-            raise OutOfBounds(f"{size} bytes at LDS offset {at}; the workgroup has {self.size}")
+            raise OutOfBoundsError(
+                f"{size} bytes at LDS offset {at}; the workgroup has {self.size}"
+            )
 
     def read(self, wave: Wave, index: Index) -> tuple[Bytes, Bytes]:
         """Bytes and poison at some indices, checked against other waves' writes."""
@@ -176,7 +180,7 @@ class Lds:
         """Write by a load from memory: not there before the wave waits for it."""
         for operation in wave.counters.lgkm:
             if operation.lds is not None and np.isin(index, operation.lds).any():
-                raise UnwaitedRead(f"LDS is overwritten before a wait for {operation.text}")
+                raise MissingWaitError(f"LDS is overwritten before a wait for {operation.text}")
         self._check_arrived(index)
         self._claim(wave, index)
         self.data[index] = data
@@ -215,14 +219,14 @@ class Lds:
     def _check_arrived(self, index: Index) -> None:
         if self._arriving[index].any():
             at = int(index[self._arriving[index] != 0].ravel()[0])
-            raise UnwaitedRead(f"LDS byte {at} is touched before a wait for the load into it")
+            raise MissingWaitError(f"LDS byte {at} is touched before a wait for the load into it")
 
     def _check(self, others: Bytes, wave: Wave, does: str, did: str) -> None:
         foreign = (others != 0) & (others != wave.index + 1)
         if foreign.any():
             who = int(others[foreign].ravel()[0])
             name = {_ATOMIC: "an atomic", _SEVERAL: "several waves"}.get(who, f"wave {who - 1}")
-            raise Race(
+            raise RaceError(
                 f"wave {wave.index} {does} LDS bytes that {name} {did}, "
                 "with no wait and barrier between"
             )
@@ -241,4 +245,4 @@ class Scratch:
         bad = (offsets < 0) | (offsets + size > self.size)
         if bad.any():
             at = int(offsets[np.flatnonzero(bad)[0]])
-            raise OutOfBounds(f"{size} bytes at scratch offset {at}; a lane has {self.size}")
+            raise OutOfBoundsError(f"{size} bytes at scratch offset {at}; a lane has {self.size}")

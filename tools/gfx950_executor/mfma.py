@@ -25,7 +25,7 @@ import numpy as np
 
 from block32.tools.gfx950_executor import floats
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows, inline_constant
 from block32.tools.gfx950_executor.state import ALL_BITS, FIRST_AGPR, LANES, U32, Wave
 from block32.tools.gfx950_executor.valu import Limits, Step
@@ -86,7 +86,7 @@ class _Registers:
         if code < VGPR_CODE:
             value = inline_constant(code, 32)
             if value is None:
-                raise UnknownInstruction(f"{inst.name} with a scalar operand")
+                raise UnknownInstructionError(f"{inst.name} with a scalar operand")
             self.constant = np.full((count, LANES), value, np.uint32)
             return
         self.first = code - VGPR_CODE + FIRST_AGPR * accumulator
@@ -196,7 +196,7 @@ class _Operand:
     def __init__(self, inst: Instruction, side: int, shape: Shape, limits: Limits):
         number = inst[("cbsz", "blgp")[side]]
         if number >= len(floats.FORMATS):
-            raise UnknownInstruction(f"{inst.name} with format {number}")
+            raise UnknownInstructionError(f"{inst.name} with format {number}")
         self.form = floats.FORMATS[number]
         registers = 32 * self.form.bits // 32
         self.shape = shape
@@ -215,7 +215,7 @@ class _Operand:
     def _use_scale(self, inst: Instruction, side: int, limits: Limits) -> None:
         code = inst[f"scale_src{side}"]
         if code < VGPR_CODE:
-            raise UnknownInstruction(
+            raise UnknownInstructionError(
                 f"{inst.name} takes a scale from a scalar or a constant, where the hardware reads "
                 "bits 30:23 instead of a byte; keep scales in VGPRs"
             )
@@ -245,11 +245,11 @@ def compile_scaled(inst: Instruction, limits: Limits) -> Step:
     """v_mfma_scale_f32_16x16x128_f8f6f4, ..._32x32x64_..., and both without scales."""
     match = _SCALED.match(inst.name)
     if match is None:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     shape = Shape(int(match[1]), int(match[2]))
     # Bit 0 of abid says that the instruction has scales.
     if inst["abid"] != int(inst.encoding == "VOP3PX2") or inst.get("neg") or inst.get("neg_hi"):
-        raise UnknownInstruction(f"{inst.name} with abid {inst['abid']} or neg")
+        raise UnknownInstructionError(f"{inst.name} with abid {inst['abid']} or neg")
     a, b = (_Operand(inst, side, shape, limits) for side in (0, 1))
     result = _Result(inst, shape, limits)
 
@@ -287,13 +287,13 @@ def compile_plain(inst: Instruction, limits: Limits) -> Step:
     """Dense MFMA of one block: f16, bf16, f32, i8 and fp8 operands, 16x16 and 32x32."""
     match = _PLAIN.match(inst.name)
     if match is None or match[1] == "f64":
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     shape = Shape(int(match[2]), int(match[3]))
     kinds = match[4].split("_") if match[4].count("8") == 2 else [match[4]] * 2
     if shape.mn not in (16, 32) or re.search(r"x\d+_\d+b_", inst.name):
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     if inst["cbsz"] or inst["abid"] or inst["blgp"]:
-        raise UnknownInstruction(f"{inst.name} with broadcast or negation")
+        raise UnknownInstructionError(f"{inst.name} with broadcast or negation")
     number = np.int32 if match[1] == "i32" else np.float32
     sides = []
     for side, kind in enumerate(kinds):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import OutOfBounds, UnknownInstruction
+from block32.tools.gfx950_executor.errors import OutOfBoundsError, UnknownInstructionError
 from block32.tools.gfx950_executor.state import ALL_BITS, LANES, U32, VCC, Wave
 
 SCC_CODE = 253
@@ -45,7 +45,7 @@ def scalar_source(inst: Instruction, field: str, width: int) -> ScalarSource:
     if code == LITERAL_CODE:
         literal = inst.literal
         if literal is None:
-            raise UnknownInstruction(f"{inst.name} lacks its literal")
+            raise UnknownInstructionError(f"{inst.name} lacks its literal")
         value = literal
         if width == 2 and inst.name.endswith(("i64",)) and literal >> 31:
             value = literal | ALL_BITS << 32
@@ -60,7 +60,7 @@ def scalar_source(inst: Instruction, field: str, width: int) -> ScalarSource:
     if code == 252:
         return lambda wave: (int(wave.exec_mask == 0), 0)
     if code >= 128:
-        raise UnknownInstruction(f"{inst.name} with the special source {code}")
+        raise UnknownInstructionError(f"{inst.name} with the special source {code}")
     if width == 2:
         return lambda wave: (wave.read_s64(code), wave.poison_s64(code))
     return lambda wave: (wave.read_s(code), wave.s_poison[code])
@@ -120,7 +120,7 @@ def _scalar_by_code(inst: Instruction, code: int, part: int) -> ScalarSource:
     if code == SCC_CODE:
         return lambda wave: (wave.scc, ALL_BITS if wave.scc_poison else 0)
     if code >= 128:
-        raise UnknownInstruction(f"{inst.name} with the special source {code}")
+        raise UnknownInstructionError(f"{inst.name} with the special source {code}")
     register = code + part
     return lambda wave: (wave.read_s(register), wave.s_poison[register])
 
@@ -137,7 +137,7 @@ def check_rows(inst: Instruction, first: int, count: int, limits: tuple[int, int
     kind = first >= 256
     if first - 256 * kind + count > limits[kind]:
         name = "a" if kind else "v"
-        raise OutOfBounds(
+        raise OutOfBoundsError(
             f"{inst.name} uses {name}{first - 256 * kind + count - 1}; "
             f"the kernel has {limits[kind]} of them"
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from block32.tools.gfx950_executor import floats
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 from block32.tools.gfx950_executor.operands import (
     VGPR_CODE,
     VectorSource,
@@ -32,7 +32,7 @@ def _scalar_op(name: str) -> tuple[VectorOp, str]:
     aliases = {"mul_lo_u16": "mul_lo_u16", "fmac_f16": "fma_f16"}
     op = OPS.get(f"v_{aliases.get(stem, stem)}")
     if op is None:
-        raise UnknownInstruction(name)
+        raise UnknownInstructionError(name)
     return op, kind
 
 
@@ -46,7 +46,7 @@ class _Halves:
         self._choice = (inst["opsel"] >> position & 1, self._high_choice(inst, position))
         constant = inline_constant(code, 32) is not None or code == 255
         if wide and constant and any(self._choice):
-            raise UnknownInstruction(f"{inst.name} takes the high half of a constant")
+            raise UnknownInstructionError(f"{inst.name} takes the high half of a constant")
         bits = 32 if wide else 16
         self._parts = [
             VectorSource(inst, code, bits, part=p) for p in range(1 + (wide and not constant))
@@ -95,7 +95,7 @@ def compile_packed(inst: Instruction, limits: Limits) -> Step:
     row = inst["vdst"] - VGPR_CODE
     check_rows(inst, row, 1 + wide, limits)
     if inst.get("clmp") and kind[0] != "f":
-        raise UnknownInstruction(f"{inst.name} with clamp")
+        raise UnknownInstructionError(f"{inst.name} with clamp")
     clamp = inst.get("clmp")
 
     def half_of(wave: Wave, half: int) -> tuple[U32, U32 | None]:
@@ -141,7 +141,7 @@ def compile_packed_move(inst: Instruction, limits: Limits) -> Step:
         if code >= VGPR_CODE:
             check_rows(inst, code - VGPR_CODE, 2, limits)
         elif part and inline_constant(code, 32) is not None:
-            raise UnknownInstruction(f"{inst.name} takes the high half of a constant")
+            raise UnknownInstructionError(f"{inst.name} takes the high half of a constant")
         sources.append(VectorSource(inst, code, 32, part=part))
 
     def run(wave: Wave) -> None:
@@ -190,7 +190,7 @@ def compile_mix(inst: Instruction, limits: Limits) -> Step:
     check_rows(inst, row, 1, limits)
     half = {"v_mad_mix_f32": None, "v_mad_mixlo_f16": 0, "v_mad_mixhi_f16": 16}[inst.name]
     if inst.get("clmp"):
-        raise UnknownInstruction(f"{inst.name} with clamp")
+        raise UnknownInstructionError(f"{inst.name} with clamp")
 
     def run(wave: Wave) -> None:
         values = [s.read(wave) for s in sources]

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 from block32.tools.gfx950_executor.convert import CONVERT, compile_scaled_conversion
 from block32.tools.gfx950_executor.decoder import Instruction, decode
-from block32.tools.gfx950_executor.errors import ExecutionError, OutOfBounds, UnknownInstruction
+from block32.tools.gfx950_executor.errors import (
+    ExecutionError,
+    OutOfBoundsError,
+    UnknownInstructionError,
+)
 from block32.tools.gfx950_executor.lds import compile_ds
 from block32.tools.gfx950_executor.mfma import compile_mfma
 from block32.tools.gfx950_executor.packed import PACKED, compile_packed
@@ -38,8 +42,8 @@ def compile_instruction(inst: Instruction, limits: Limits) -> Step:
         limits: VGPRs and AGPRs that the kernel has.
 
     Raises:
-        UnknownInstruction: there is none.
-        OutOfBounds: it names a register beyond the limits.
+        UnknownInstructionError: there is none.
+        OutOfBoundsError: it names a register beyond the limits.
     """
     name, encoding = inst.name, inst.encoding
     if encoding == "SOPP":
@@ -69,7 +73,7 @@ def _compile_vector(inst: Instruction, limits: Limits, name: str) -> Step:
         return compile_packed(inst, limits)
     if name in OPS:
         return compile_simple(inst, limits)
-    raise UnknownInstruction(name)
+    raise UnknownInstructionError(name)
 
 
 class Program:
@@ -101,7 +105,7 @@ class Program:
 
     def _compile(self, pc: int) -> CompiledStep:
         if not 0 <= pc < self._end:
-            raise OutOfBounds(f"the program counter {pc:#x} leaves the kernel's code")
+            raise OutOfBoundsError(f"the program counter {pc:#x} leaves the kernel's code")
         inst = decode(self._image, pc)
         try:
             run = compile_instruction(inst, self._limits)

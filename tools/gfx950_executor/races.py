@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from block32.tools.gfx950_executor.errors import Race, StaleRead
+from block32.tools.gfx950_executor.errors import RaceError, StaleReadError
 
 if TYPE_CHECKING:
     from block32.tools.gfx950_executor.memory import Region
@@ -127,7 +127,7 @@ class GlobalOrder:
                     continue
                 where = self._describe(number)
                 if not self.ordered(order, epoch):
-                    raise Race(f"reads {region.name} bytes that {where} writes, unordered")
+                    raise RaceError(f"reads {region.name} bytes that {where} writes, unordered")
                 self._check_fresh(order, epoch, region, scope, where)
         if region.track_reads:
             self._stamp_read(order, region, index, self.epoch(order, False, False, text))
@@ -162,19 +162,19 @@ class GlobalOrder:
     ) -> None:
         same_group = epoch.workgroup == order.group.number
         if scope & 4:
-            raise StaleRead(f"a scalar load of {region.name} bytes that {where} wrote")
+            raise StaleReadError(f"a scalar load of {region.name} bytes that {where} wrote")
         if same_group:
             return
         same_l2 = self.xcds > 0 and (epoch.workgroup - order.group.number) % self.xcds == 0
         invalidated = _covers(order.seen, epoch)
         if not invalidated and not scope & (3 if same_l2 else 2):
             need = "sc0 or sc1" if same_l2 else "sc1"
-            raise StaleRead(
+            raise StaleReadError(
                 f"a load without {need} or an earlier buffer_inv may hit stale cached bytes of "
                 f"{region.name} that {where} wrote"
             )
         if not same_l2 and not (epoch.written_through or epoch.atomic):
-            raise StaleRead(
+            raise StaleReadError(
                 f"{region.name} bytes that {where} stored without sc1 or a later buffer_wbl2 "
                 "may still be in another XCD's L2"
             )
@@ -190,7 +190,7 @@ class GlobalOrder:
                 continue
             if not self.ordered(order, epoch):
                 where = self._describe(number)
-                raise Race(f"writes {region.name} bytes that {where} writes, unordered")
+                raise RaceError(f"writes {region.name} bytes that {where} writes, unordered")
         if region.reader is not None:
             self._check_readers(order, region, index)
         writers[index] = self.epoch(order, atomic, through, text)
@@ -204,7 +204,7 @@ class GlobalOrder:
                     if epoch is None
                     else f"{self._describe(number)} reads"
                 )
-                raise Race(f"writes {region.name} bytes that {who}, unordered")
+                raise RaceError(f"writes {region.name} bytes that {who}, unordered")
 
     def _describe(self, number: int) -> str:
         epoch = self.epochs[number]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import PoisonUsed, UnknownInstruction
+from block32.tools.gfx950_executor.errors import UninitialisedError, UnknownInstructionError
 from block32.tools.gfx950_executor.operands import scalar_source
 from block32.tools.gfx950_executor.state import ALL_BITS, EXEC, FULL_EXEC, VCC, Wave
 
@@ -196,7 +196,7 @@ def compile_salu(inst: Instruction) -> Step:
     """The meaning of a scalar ALU instruction, except branches and program control.
 
     Raises:
-        UnknownInstruction: there is none.
+        UnknownInstructionError: there is none.
     """
     if inst.encoding == "SOP1":
         return _compile_sop1(inst)
@@ -206,7 +206,7 @@ def compile_salu(inst: Instruction) -> Step:
         return _compile_sopc(inst)
     if inst.encoding == "SOPK":
         return _compile_sopk(inst)
-    raise UnknownInstruction(inst.name)
+    raise UnknownInstructionError(inst.name)
 
 
 def _compile_sop2(inst: Instruction) -> Step:
@@ -259,7 +259,7 @@ def _compile_sop2(inst: Instruction) -> Step:
                 _set_scc(wave, int(value != 0), bad)
 
         return run_plain
-    raise UnknownInstruction(name)
+    raise UnknownInstructionError(name)
 
 
 def _compile_sop1(inst: Instruction) -> Step:
@@ -301,13 +301,13 @@ def _compile_sop1(inst: Instruction) -> Step:
 
         def run_cmov(wave: Wave) -> None:
             if wave.scc_poison:
-                raise PoisonUsed("scc is uninitialised")
+                raise UninitialisedError("scc is uninitialised")
             if wave.scc:
                 value, poison = source(wave)
                 _write(wave, target, wide, value, poison)
 
         return run_cmov
-    raise UnknownInstruction(name)
+    raise UnknownInstructionError(name)
 
 
 _SAVEEXEC: dict[str, Callable[[int, int], int]] = {
@@ -403,7 +403,7 @@ def _compile_sopk(inst: Instruction) -> Step:
         return run_arith
     if name in ("s_setreg_b32", "s_setreg_imm32_b32"):
         return _compile_setreg(inst)
-    raise UnknownInstruction(name)
+    raise UnknownInstructionError(name)
 
 
 _HWREG_MODE = 1
@@ -414,7 +414,7 @@ def _compile_setreg(inst: Instruction) -> Step:
     register, offset = inst["simm16"] & 0x3F, inst["simm16"] >> 6 & 0x1F
     size = (inst["simm16"] >> 11 & 0x1F) + 1
     if register != _HWREG_MODE or (offset, size) not in ((4, 2), (4, 4)):
-        raise UnknownInstruction(f"{inst.name} of hardware register {register}, bit {offset}")
+        raise UnknownInstructionError(f"{inst.name} of hardware register {register}, bit {offset}")
     literal, source = inst.literal, inst["sdst"]
 
     def run(wave: Wave) -> None:
@@ -437,14 +437,14 @@ _BRANCHES: dict[str, Callable[[Wave], bool]] = {
 
 def _scc(wave: Wave) -> int:
     if wave.scc_poison:
-        raise PoisonUsed("the branch depends on an uninitialised value (scc)")
+        raise UninitialisedError("the branch depends on an uninitialised value (scc)")
     return wave.scc
 
 
 def _vcc(wave: Wave) -> int:
     value, poison = wave.read_s64(VCC), wave.poison_s64(VCC)
     if poison and not value & ~poison:
-        raise PoisonUsed("the branch depends on an uninitialised value (vcc)")
+        raise UninitialisedError("the branch depends on an uninitialised value (vcc)")
     return value
 
 
@@ -476,4 +476,4 @@ def compile_program_control(inst: Instruction) -> Step:
         return lambda wave: setattr(wave, "ended", True)
     if name in _NO_EFFECT:
         return lambda wave: None
-    raise UnknownInstruction(name)
+    raise UnknownInstructionError(name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from block32.tools.gfx950_executor.errors import ExecutionError, Stuck
+from block32.tools.gfx950_executor.errors import ExecutionError, StuckError
 from block32.tools.gfx950_executor.memory import Lds, Memory, Scratch
 from block32.tools.gfx950_executor.races import GlobalOrder, GroupOrder, WaveOrder
 from block32.tools.gfx950_executor.state import Wave
@@ -72,7 +72,7 @@ class Workgroup:
     def _open_barrier(self, living: list[Wave]) -> None:
         if len(living) < len(self.waves):
             ended = next(w.index for w in self.waves if w.ended)
-            raise Stuck(f"a barrier that wave {ended} never reaches: it has ended").at(
+            raise StuckError(f"a barrier that wave {ended} never reaches: it has ended").at(
                 f"{self.kernel.name}: workgroup {self.position}"
             )
         self.order.barrier(self.group_order, [w.order for w in self.waves])
@@ -137,7 +137,7 @@ class Scheduler:
                     break
             wave.executed += length
             if wave.executed > self._step_limit:
-                raise Stuck(f"a wave still runs after {self._step_limit} instructions")
+                raise StuckError(f"a wave still runs after {self._step_limit} instructions")
         except ExecutionError as error:
             raise error.at(self._location(wave, pc)) from None
 

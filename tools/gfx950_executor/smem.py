@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 from block32.tools.gfx950_executor.memory import byte_index
 from block32.tools.gfx950_executor.salu import signed
 from block32.tools.gfx950_executor.state import Wave
@@ -27,7 +27,7 @@ def compile_smem(inst: Instruction) -> Step:
         return lambda wave: None
     match = _LOAD.match(inst.name)
     if match is None:
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     count = int(match[2] or 1)
     buffered = bool(match[1])
     base, target = inst["sbase"], inst["sdata"]

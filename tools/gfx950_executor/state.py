@@ -9,17 +9,18 @@ given a defined value. Rows 0..255 of the vector file are VGPRs, rows 256..511 A
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from block32.tools.gfx950_executor.errors import PoisonUsed, UnwaitedRead
+from block32.tools.gfx950_executor.errors import MissingWaitError, UninitialisedError
 from block32.tools.gfx950_executor.waits import Counters
 
 if TYPE_CHECKING:
-    from block32.tools.gfx950_executor.races import WaveOrder
-    from block32.tools.gfx950_executor.scheduler import Workgroup
+    from block32.tools.gfx950_executor.code_object import Kernel
+    from block32.tools.gfx950_executor.memory import Lds, Memory, Scratch
+    from block32.tools.gfx950_executor.races import GlobalOrder, WaveOrder
 
 LANES = 64
 FIRST_AGPR = 256
@@ -45,6 +46,25 @@ def mask_of(lanes: Mask) -> int:
     return int(np.packbits(lanes, bitorder="little").view("<u8")[0])
 
 
+class Surroundings(Protocol):
+    """What a wave needs of its workgroup."""
+
+    kernel: Kernel
+    position: tuple[int, int, int]
+    code_address: int
+    lds: Lds
+    memory: Memory
+    order: GlobalOrder
+
+    def count(self, level: str, size: int) -> None:
+        """Add bytes to the report."""
+        ...
+
+    def scratch_of(self, wave: Wave) -> Scratch:
+        """The wave's scratch memory."""
+        ...
+
+
 class Wave:
     """Registers and counters of one wave64.
 
@@ -54,7 +74,7 @@ class Wave:
         order: what this wave is known to come after, for race detection.
     """
 
-    def __init__(self, index: int, workgroup: Workgroup, order: WaveOrder):
+    def __init__(self, index: int, workgroup: Surroundings, order: WaveOrder):
         self.index = index
         self.workgroup = workgroup
         self.order = order
@@ -65,7 +85,7 @@ class Wave:
         self.s = [0] * 128
         self.s_poison = [ALL_BITS] * 128
         self.s_locked = bytearray(128)
-        self.counters = Counters(self)
+        self.counters = Counters(self.v_locked, self.s_locked, workgroup.lds.arrive)
         self.scc = 0
         self.scc_poison = True
         self.pc = 0
@@ -96,7 +116,7 @@ class Wave:
     def defined_s(self, code: int, use: str) -> int:
         """A scalar register that must hold a defined value."""
         if self.s_poison[code]:
-            raise PoisonUsed(f"{scalar_name(code)} is uninitialised and used as {use}")
+            raise UninitialisedError(f"{scalar_name(code)} is uninitialised and used as {use}")
         return self.read_s(code)
 
     def write_s(self, code: int, value: int, poison: int = 0) -> None:
@@ -120,7 +140,7 @@ class Wave:
 
     def _exec_changed(self) -> None:
         if self.s_poison[EXEC] or self.s_poison[EXEC + 1]:
-            raise PoisonUsed("exec is written with an uninitialised value")
+            raise UninitialisedError("exec is written with an uninitialised value")
         mask = self.s[EXEC] | self.s[EXEC + 1] << 32
         self.exec_full = mask == FULL_EXEC
         self.lanes = lanes_of(mask)
@@ -168,16 +188,10 @@ class Wave:
             np.copyto(self.v_poison[row], 0 if poison is None else poison, where=where)
             self.v_dirty[row] = bool(self.v_poison[row].any())
 
-    def lock_v(self, row: int) -> None:
-        """Mark a vector register as the target of an outstanding load."""
-        if self.v_locked[row]:
-            self.refuse_locked(vector_name(row))
-        self.v_locked[row] = 1
-
     def refuse_locked(self, name: str) -> None:
         """Raise the error for touching a register that a load may still write."""
         producer = self.counters.producer_of(name)
-        raise UnwaitedRead(f"{name} is used before a wait for {producer}")
+        raise MissingWaitError(f"{name} is used before a wait for {producer}")
 
 
 def scalar_name(code: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from block32.tools.gfx950_executor import dpp, floats
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 from block32.tools.gfx950_executor.operands import VGPR_CODE, VectorSource, check_rows
 from block32.tools.gfx950_executor.state import ALL_BITS, FIRST_AGPR, U32, Mask, Wave
 from block32.tools.gfx950_executor.valu_ops import OPS, VectorOp
@@ -261,7 +261,7 @@ class Target:
             self.merge(wave, word << np.uint32(shift), moved, field, lanes)
             return
         if unused == 1:
-            raise UnknownInstruction("SDWA with a sign-extended destination")
+            raise UnknownInstructionError("SDWA with a sign-extended destination")
         kept = np.uint32(field)
         moved = None if mask is None else mask << np.uint32(shift) & kept
         wave.write_v(self.row, word << np.uint32(shift) & kept, moved, lanes)
@@ -329,7 +329,7 @@ def _with_output_modifiers(inst: Instruction, op: VectorOp) -> Callable[..., Arr
 
         return modified
     if inst.name not in _INTEGER_CLAMPS:
-        raise UnknownInstruction(f"{inst.name} with clamp")
+        raise UnknownInstructionError(f"{inst.name} with clamp")
     exact, limits = _INTEGER_CLAMPS[inst.name], np.iinfo(kind)
     return lambda a, b: np.clip(
         exact(a.astype(np.int64), b.astype(np.int64)), limits.min, limits.max

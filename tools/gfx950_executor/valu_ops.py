@@ -86,7 +86,8 @@ def _or_rule(values: list[Array], masks: list[Array]) -> Array:
 
 def _spread(mask: Array) -> Array:
     """All ones where a lane has any poison."""
-    return np.where(mask != 0, ~np.zeros((), mask.dtype), np.zeros((), mask.dtype))
+    kind = mask.dtype.type
+    return np.where(mask != 0, ~kind(0), kind(0))
 
 
 def _shift_rule(compute: Callable[[Array, Array], Array], bits: int) -> PoisonRule:

@@ -12,7 +12,7 @@ import numpy as np
 
 from block32.tools.gfx950_executor import floats
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import UnknownInstruction
+from block32.tools.gfx950_executor.errors import UnknownInstructionError
 from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows, scalar_source
 from block32.tools.gfx950_executor.state import (
     ALL_BITS,
@@ -341,7 +341,7 @@ def compile_mbcnt(inst: Instruction, limits: Limits) -> Step:
 def compile_permlane_swap(inst: Instruction, limits: Limits) -> Step:
     """v_permlane16_swap and v_permlane32_swap: exchange lanes between two registers."""
     if dpp_of(inst) is not None:
-        raise UnknownInstruction(f"{inst.name} with DPP")
+        raise UnknownInstructionError(f"{inst.name} with DPP")
     first, second = inst["vdst"] - VGPR_CODE, inst["src0"] - VGPR_CODE
     check_rows(inst, first, 1, limits)
     check_rows(inst, second, 1, limits)

@@ -13,7 +13,11 @@ import numpy as np
 
 from block32.tools.gfx950_executor.atomics import UPDATES
 from block32.tools.gfx950_executor.decoder import Instruction
-from block32.tools.gfx950_executor.errors import OutOfBounds, PoisonUsed, UnknownInstruction
+from block32.tools.gfx950_executor.errors import (
+    OutOfBoundsError,
+    UninitialisedError,
+    UnknownInstructionError,
+)
 from block32.tools.gfx950_executor.memory import Bytes, Region, byte_index, bytes_of, words_of
 from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows, scalar_source
 from block32.tools.gfx950_executor.salu import signed
@@ -56,10 +60,11 @@ def active_lanes(wave: Wave) -> Index:
 
 
 def defined_v(wave: Wave, row: int, lanes: Index, use: str) -> U32:
+    """A vector register in some lanes, which must hold defined values there."""
     values = wave.read_v(row)[lanes]
     if wave.v_dirty[row] and wave.v_poison[row][lanes].any():
         lane = int(lanes[np.flatnonzero(wave.v_poison[row][lanes])[0]])
-        raise PoisonUsed(f"v{row} lane {lane} is uninitialised and used as {use}")
+        raise UninitialisedError(f"v{row} lane {lane} is uninitialised and used as {use}")
     return values
 
 
@@ -129,9 +134,9 @@ def _buffer_address(inst: Instruction, limits: Limits, size: int) -> AddressOf:
         words = [wave.defined_s(resource + i, "a buffer resource") for i in range(4)]
         scalar, poison = soffset(wave)
         if poison:
-            raise PoisonUsed("soffset is uninitialised")
+            raise UninitialisedError("soffset is uninitialised")
         if words[1] & _SWIZZLE or words[3] & _ADD_TID:
-            raise UnknownInstruction(f"{inst.name} through a swizzled or thread-id resource")
+            raise UnknownInstructionError(f"{inst.name} through a swizzled or thread-id resource")
         base = words[0] | (words[1] & 0xFFFF) << 32
         stride, records = words[1] >> 16 & 0x3FFF, words[2]
         offset = np.full(len(lanes), immediate, np.int64)
@@ -148,7 +153,7 @@ def _buffer_address(inst: Instruction, limits: Limits, size: int) -> AddressOf:
             unsure = ~outside & (ends + scalar > records)
             if unsure.any():
                 at = int(offset[np.flatnonzero(unsure.any(1))[0]])
-                raise OutOfBounds(
+                raise OutOfBoundsError(
                     f"offset {at} is inside the buffer's "
                     f"{records} bytes but not with soffset {scalar}, which is outside the check"
                 )
@@ -215,6 +220,8 @@ def _remember(wave: Wave, record: Outstanding, region: Region, index: Index, sto
 
 @dataclass(frozen=True)
 class Element:
+    """What one lane moves: bytes, sign extension, and which half of a register (d16)."""
+
     size: int
     sign: bool
     d16: bool
@@ -222,9 +229,10 @@ class Element:
 
 
 def element_of(name: str) -> tuple[Element, re.Match[str]]:
+    """The element of a load or store, from its mnemonic, and the parts of the mnemonic."""
     match = _NAME.match(name)
     if match is None:
-        raise UnknownInstruction(name)
+        raise UnknownInstructionError(name)
     kind = match["type"]
     return Element(
         _SIZES[kind], kind[0] == "s" and kind != "short", bool(match["d16"]), bool(match["hi"])
@@ -392,7 +400,7 @@ def _write_scratch(wave: Wave, where: Addresses, data: Bytes, poison: Bytes | No
 def _refuse_poison(poison: Bytes, lanes: Index) -> None:
     bad = np.flatnonzero(poison.any(axis=1))
     if len(bad):
-        raise PoisonUsed(f"lane {int(lanes[bad[0]])} stores an uninitialised value")
+        raise UninitialisedError(f"lane {int(lanes[bad[0]])} stores an uninitialised value")
 
 
 def _scatter(
@@ -418,7 +426,7 @@ def _scatter(
         chosen = where.addresses[inside] + np.uint64(part)
         for region, positions, offsets in group.memory.resolve(chosen, element):
             if not region.writable:
-                raise OutOfBounds(f"a store to {region.name}, which is read-only")
+                raise OutOfBoundsError(f"a store to {region.name}, which is read-only")
             index = byte_index(offsets, element)
             through = bool(inst["sc1"])
             group.order.store(wave.order, region, index, str(inst), False, through)
@@ -438,7 +446,7 @@ def compile_atomic(inst: Instruction, limits: Limits) -> Step:
     """Atomics on memory; sc0 returns the value before."""
     match = _ATOMIC.match(inst.name)
     if match is None or (match[1] != "cmpswap" and match[1] not in UPDATES):
-        raise UnknownInstruction(inst.name)
+        raise UnknownInstructionError(inst.name)
     operation, size = match[1], 8 if match[2] or match[1].endswith("f64") else 4
     address = _address(inst, limits, size)
     registers = size // 4
@@ -491,10 +499,10 @@ def _update(
     group.count("memory atomic", size * len(inside))
     for region, positions, offsets in group.memory.resolve(where.addresses[inside], size):
         if not region.writable:
-            raise OutOfBounds(f"an atomic on {region.name}, which is read-only")
+            raise OutOfBoundsError(f"an atomic on {region.name}, which is read-only")
         index = byte_index(offsets, size)
         if region.poison is not None and region.poison[index].any():
-            raise PoisonUsed(f"an atomic on uninitialised bytes of {region.name}")
+            raise UninitialisedError(f"an atomic on uninitialised bytes of {region.name}")
         group.order.store(wave.order, region, index, str(inst), True, True)
         for offset in np.unique(offsets):
             group.order.atomic(wave.order, region.address + int(offset))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from block32.tools.gfx950_executor.memory import Region
-    from block32.tools.gfx950_executor.state import Wave
 
 VMCNT_MAX = 63
 LGKMCNT_MAX = 15
@@ -46,10 +46,19 @@ class Outstanding:
 
 
 class Counters:
-    """The two counters of a wave, as queues of what they count."""
+    """The two counters of a wave, as queues of what they count.
 
-    def __init__(self, wave: Wave):
-        self._wave = wave
+    Args:
+        vector_locks, scalar_locks: the wave's marks of registers that a load may still write.
+        arrived: called with the LDS bytes of a direct load that has been waited for.
+    """
+
+    def __init__(
+        self, vector_locks: bytearray, scalar_locks: bytearray, arrived: Callable[[Index], None]
+    ):
+        self._vector_locks = vector_locks
+        self._scalar_locks = scalar_locks
+        self._arrived = arrived
         self.vm: list[Outstanding] = []
         self.lgkm: list[Outstanding] = []
 
@@ -67,9 +76,9 @@ class Counters:
 
     def _lock(self, operation: Outstanding) -> None:
         for row in operation.vector:
-            self._wave.lock_v(row)
+            self._vector_locks[row] = 1
         for code in operation.scalar:
-            self._wave.s_locked[code] = 1
+            self._scalar_locks[code] = 1
 
     def wait(self, vm: int = VMCNT_MAX, lgkm: int = LGKMCNT_MAX) -> None:
         """Wait until at most so many operations are outstanding; retire the others."""
@@ -85,11 +94,11 @@ class Counters:
 
     def _retire(self, operation: Outstanding) -> None:
         for row in operation.vector:
-            self._wave.v_locked[row] = 0
+            self._vector_locks[row] = 0
         for code in operation.scalar:
-            self._wave.s_locked[code] = 0
+            self._scalar_locks[code] = 0
         if operation.lds_direct and operation.lds is not None:
-            self._wave.workgroup.lds.arrive(operation.lds)
+            self._arrived(operation.lds)
 
     def producer_of(self, register: str) -> str:
         """The outstanding instruction that will write a register, for a message."""
