@@ -28,6 +28,7 @@ from block32.tools.gfx950_executor.errors import (
     UnknownInstructionError,
 )
 from block32.tools.gfx950_executor.executor import Buffer, Executor
+from block32.tools.gfx950_executor.mutate import change, drop, instructions, patch
 
 __all__ = [
     "Buffer",
@@ -46,8 +47,12 @@ __all__ = [
     "StuckError",
     "UninitialisedError",
     "UnknownInstructionError",
+    "change",
     "decode",
+    "drop",
     "hsaco_from_vmfb",
     "hsacos_from_vmfb",
+    "instructions",
     "parse_code_object",
+    "patch",
 ]

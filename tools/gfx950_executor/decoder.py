@@ -77,6 +77,26 @@ def decode(image: bytes, pc: int) -> Instruction:
         UnknownInstructionError: the tables have no such encoding.
         ImportError: tinygrad is not installed; the message names the extra.
     """
+    return _instruction(_match(image, pc), pc)
+
+
+def encode_with(image: bytes, inst: Instruction, changes: Mapping[str, int]) -> bytes:
+    """The bytes of an instruction with other raw values in some fields.
+
+    Raises:
+        KeyError: the encoding has no such field.
+    """
+    raw = _match(image, inst.pc)
+    fields = dict(raw._fields)
+    for name, value in changes.items():
+        bits = fields[name]
+        # Registers of fields that hold VGPRs alone are stored without the 256.
+        stored = value & bits.mask
+        raw._raw = raw._raw & ~(bits.mask << bits.lo) | stored << bits.lo
+    return raw.to_bytes()
+
+
+def _match(image: bytes, pc: int) -> Any:
     amd = _tinygrad()
     data = image[pc : pc + _LONGEST]
     word = int.from_bytes(data[:4], "little")
@@ -85,7 +105,7 @@ def decode(image: bytes, pc: int) -> Instruction:
         if cls.__name__ == "VOP3PX2" and word >> 16 != _LOAD_SCALE:
             continue
         if amd._matches(data, cls):
-            return _instruction(cls.from_bytes(data), pc)
+            return cls.from_bytes(data)
     raise UnknownInstructionError(f"no encoding matches the word {word:#010x} at {pc:#x}")
 
 

@@ -26,7 +26,7 @@ from block32.tools.gfx950_executor.memory import Memory, Region
 from block32.tools.gfx950_executor.program import Program
 from block32.tools.gfx950_executor.races import GlobalOrder
 from block32.tools.gfx950_executor.scheduler import Scheduler, Workgroup
-from block32.tools.gfx950_executor.state import LANES, Wave
+from block32.tools.gfx950_executor.state import EXEC, LANES, Wave
 
 LDS_BYTES = 160 * 1024
 XCDS = 8
@@ -278,9 +278,8 @@ def _start(
             wave.write_s(register, value)
             register += 1
     wave.write_v(0, _work_items(wave.index, size), None)
-    wave.lanes = wave.lanes & (_linear(wave.index) < size[0] * size[1] * size[2])
-    active = int(wave.lanes.sum())
-    wave.write_s64(126, (1 << active) - 1)
+    threads = size[0] * size[1] * size[2] - LANES * wave.index
+    wave.write_s64(EXEC, (1 << min(threads, LANES)) - 1)
     wave.flush_f32 = not kernel.denormals_f32
     wave.pc = kernel.entry
 

@@ -20,7 +20,7 @@ from block32.tools.gfx950_executor.memory import Bytes, byte_index, bytes_of, wo
 from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows
 from block32.tools.gfx950_executor.state import FIRST_AGPR, LANES, Wave
 from block32.tools.gfx950_executor.valu import Limits, Step
-from block32.tools.gfx950_executor.vmem import Element, active_lanes, defined_v, extend, put
+from block32.tools.gfx950_executor.vmem import Element, defined_v, extend, put
 from block32.tools.gfx950_executor.waits import Index, Outstanding
 
 _READ = re.compile(r"ds_read_(?P<type>[iub]\d+)(?P<d16>_d16)?(?P<hi>_hi)?$")
@@ -88,7 +88,7 @@ def compile_read(inst: Instruction, limits: Limits) -> Step:
     text = str(inst)
 
     def run(wave: Wave) -> None:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         _refuse_locked(wave, rows)
         data, poison, index = _gather(wave, operands.starts(wave, lanes, operands.offset), size)
         masks = words_of(poison) if poison.any() else None
@@ -116,7 +116,7 @@ def compile_pair(inst: Instruction, limits: Limits) -> Step:
         sources = [operands.rows(f, words) for f in ("data0", "data1")]
 
         def run_write(wave: Wave) -> None:
-            lanes = active_lanes(wave)
+            lanes = wave.active
             touched = []
             for rows, offset in zip(sources, offsets, strict=True):
                 starts = operands.starts(wave, lanes, offset)
@@ -128,7 +128,7 @@ def compile_pair(inst: Instruction, limits: Limits) -> Step:
     rows = operands.rows("vdst", 2 * words)
 
     def run_read(wave: Wave) -> None:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         _refuse_locked(wave, rows)
         parts = [_gather(wave, operands.starts(wave, lanes, o), size) for o in offsets]
         for part, (data, poison, _) in enumerate(parts):
@@ -163,7 +163,7 @@ def compile_write(inst: Instruction, limits: Limits) -> Step:
     text = str(inst)
 
     def run(wave: Wave) -> None:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         starts = operands.starts(wave, lanes, operands.offset)
         index = _scatter(wave, rows, lanes, starts, size, shift)
         wave.counters.issue_lgkm(Outstanding(text, lds=index, lds_write=True))
@@ -200,7 +200,7 @@ def compile_transposed(inst: Instruction, limits: Limits) -> Step:
     def run(wave: Wave) -> None:
         if not wave.exec_full:
             raise UnknownInstructionError(f"{inst.name} with inactive lanes")
-        lanes = active_lanes(wave)
+        lanes = wave.active
         _refuse_locked(wave, rows)
         data, poison, index = _gather(wave, operands.starts(wave, lanes, operands.offset), size)
         masks = words_of(transpose(poison)) if poison.any() else None
@@ -223,7 +223,7 @@ def compile_lane_move(inst: Instruction, limits: Limits) -> Step:
         pattern = None
 
     def run(wave: Wave) -> None:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         _refuse_locked(wave, target)
         value, mask = wave.read_v(source), wave.v_poison[source].copy()
         result, poison = np.zeros(LANES, np.uint32), np.zeros(LANES, np.uint32)
@@ -281,7 +281,7 @@ def compile_atomic(inst: Instruction, limits: Limits) -> Step:
         return sum(int(wave.v[r][lane]) << 32 * i for i, r in enumerate(rows))
 
     def run(wave: Wave) -> None:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         for row in (*data_rows, *(other_rows or ())):
             defined_v(wave, row, lanes, "an atomic's operand")
         starts = operands.starts(wave, lanes, operands.offset)

@@ -24,6 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 # first page, so that an address computed with a lost carry falls outside of it.
 _SLOT_BITS = 40
 _OFFSET_IN_SLOT = 0xFFFFF000
+_ARANGE = np.arange(64)
 
 
 @dataclass(eq=False)
@@ -97,8 +98,12 @@ class Memory:
             OutOfBoundsError: an access is not wholly inside a region.
         """
         slots = addresses >> np.uint64(_SLOT_BITS)
-        for slot in np.unique(slots):
-            where = np.flatnonzero(slots == slot)
+        if not len(slots):
+            return
+        # All lanes in one buffer is the common case.
+        alone = (slots == slots[0]).all()
+        for slot in slots[:1] if alone else np.unique(slots):
+            where = _ARANGE[: len(slots)] if alone else np.flatnonzero(slots == slot)
             region = self._slots.get(int(slot))
             if region is None:
                 raise OutOfBoundsError(
@@ -116,13 +121,15 @@ class Memory:
 
 def byte_index(offsets: Index, size: int) -> Index:
     """Byte indices int64[n, size] of n accesses."""
-    return offsets[:, None] + np.arange(size)
+    return offsets[:, None] + _ARANGE[:size]
 
 
 def words_of(data: Bytes) -> U32:
     """uint8[n, bytes] to uint32[n, words], little-endian, short elements zero-extended."""
     if data.shape[1] < 4:
-        data = np.pad(data, ((0, 0), (0, 4 - data.shape[1])))
+        padded = np.zeros((len(data), 4), np.uint8)
+        padded[:, : data.shape[1]] = data
+        data = padded
     return np.ascontiguousarray(data).view("<u4")
 
 
@@ -161,7 +168,7 @@ class Lds:
 
     def read(self, wave: Wave, index: Index) -> tuple[Bytes, Bytes]:
         """Bytes and poison at some indices, checked against other waves' writes."""
-        self._check_arrived(index)
+        self._check_arrived(wave, index)
         self._check(self._writer[index], wave, "reads", "wrote")
         readers = self._reader[index]
         mine = wave.index + 1
@@ -171,7 +178,7 @@ class Lds:
 
     def write(self, wave: Wave, index: Index, data: Bytes, poison: Bytes) -> None:
         """Write bytes and poison, checked against other waves' reads and writes."""
-        self._check_arrived(index)
+        self._check_arrived(wave, index)
         self._claim(wave, index)
         self.data[index] = data
         self.poison[index] = poison
@@ -181,11 +188,11 @@ class Lds:
         for operation in wave.counters.lgkm:
             if operation.lds is not None and np.isin(index, operation.lds).any():
                 raise MissingWaitError(f"LDS is overwritten before a wait for {operation.text}")
-        self._check_arrived(index)
+        self._check_arrived(wave, index)
         self._claim(wave, index)
         self.data[index] = data
         self.poison[index] = poison
-        self._arriving[index] = 1
+        self._arriving[index] = wave.index + 1
 
     def arrive(self, index: Index) -> None:
         """A direct load has been waited for."""
@@ -193,7 +200,7 @@ class Lds:
 
     def atomic(self, wave: Wave, index: Index) -> None:
         """Check and stamp an atomic, which does not race with other atomics."""
-        self._check_arrived(index)
+        self._check_arrived(wave, index)
         writers = self._writer[index]
         self._check(np.where(writers == _ATOMIC, 0, writers), wave, "updates", "wrote")
         self._check(self._reader[index], wave, "updates", "read")
@@ -216,10 +223,19 @@ class Lds:
         self._check(self._reader[index], wave, "writes", "read")
         self._writer[index] = wave.index + 1
 
-    def _check_arrived(self, index: Index) -> None:
-        if self._arriving[index].any():
-            at = int(index[self._arriving[index] != 0].ravel()[0])
-            raise MissingWaitError(f"LDS byte {at} is touched before a wait for the load into it")
+    def _check_arrived(self, wave: Wave, index: Index) -> None:
+        arriving = self._arriving[index]
+        if not arriving.any():
+            return
+        at, owner = (
+            int(index[arriving != 0].ravel()[0]),
+            int(arriving[arriving != 0].ravel()[0]) - 1,
+        )
+        if owner != wave.index:
+            raise RaceError(
+                f"wave {wave.index} touches LDS byte {at} while a load of wave {owner} fills it"
+            )
+        raise MissingWaitError(f"LDS byte {at} is touched before a wait for the load into it")
 
     def _check(self, others: Bytes, wave: Wave, does: str, did: str) -> None:
         foreign = (others != 0) & (others != wave.index + 1)

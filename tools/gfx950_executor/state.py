@@ -91,6 +91,7 @@ class Wave:
         self.pc = 0
         self.flush_f32 = False
         self.lanes: Mask = np.ones(LANES, np.bool_)
+        self.active = np.arange(LANES)  # numbers of the active lanes
         self.exec_full = True
         self.at_barrier = False
         self.ended = False
@@ -144,6 +145,7 @@ class Wave:
         mask = self.s[EXEC] | self.s[EXEC + 1] << 32
         self.exec_full = mask == FULL_EXEC
         self.lanes = lanes_of(mask)
+        self.active = np.flatnonzero(self.lanes)
 
     @property
     def exec_mask(self) -> int:

@@ -54,11 +54,6 @@ class Addresses:
 AddressOf = Callable[[Wave], Addresses]
 
 
-def active_lanes(wave: Wave) -> Index:
-    """Numbers of the active lanes."""
-    return np.flatnonzero(wave.lanes)
-
-
 def defined_v(wave: Wave, row: int, lanes: Index, use: str) -> U32:
     """A vector register in some lanes, which must hold defined values there."""
     values = wave.read_v(row)[lanes]
@@ -76,7 +71,7 @@ def _global_address(inst: Instruction, limits: Limits) -> AddressOf:
     check_rows(inst, row, 1 if uses_scalar else 2, limits)
 
     def addresses(wave: Wave) -> Addresses:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         low = defined_v(wave, row, lanes, "an address").astype(np.uint64)
         if uses_scalar:
             base = (
@@ -99,7 +94,7 @@ def _scratch_address(inst: Instruction, limits: Limits) -> AddressOf:
         check_rows(inst, row, 1, limits)
 
     def addresses(wave: Wave) -> Addresses:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         total = np.full(len(lanes), offset, np.int64)
         if saddr != _OFF:
             total += wave.defined_s(saddr, "an address")
@@ -130,7 +125,7 @@ def _buffer_address(inst: Instruction, limits: Limits, size: int) -> AddressOf:
     parts = np.arange(max(1, size // 4)) * 4
 
     def addresses(wave: Wave) -> Addresses:
-        lanes = active_lanes(wave)
+        lanes = wave.active
         words = [wave.defined_s(resource + i, "a buffer resource") for i in range(4)]
         scalar, poison = soffset(wave)
         if poison:
