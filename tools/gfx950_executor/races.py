@@ -64,7 +64,7 @@ class WaveOrder:
     wave: int
     known: Known = field(default_factory=dict)
     seen: Known = field(default_factory=dict)
-    epochs: dict[tuple[int, bool, bool], int] = field(default_factory=dict)
+    epochs: dict[tuple[int, str, bool, bool], int] = field(default_factory=dict)
 
 
 def _covers(known: Known, epoch: Epoch) -> bool:
@@ -99,7 +99,7 @@ class GlobalOrder:
 
     def epoch(self, order: WaveOrder, atomic: bool, through: bool, text: str) -> int:
         """The index of the wave's present epoch."""
-        key = (order.group.time, atomic, through)
+        key = (order.group.time, text, atomic, through)
         index = order.epochs.get(key)
         if index is None:
             index = len(self.epochs)
