@@ -296,9 +296,9 @@ def compile_atomic(inst: Instruction, limits: Limits) -> Step:
             place = lds.data[start : start + size]
             before[i] = place
             old = int.from_bytes(place.tobytes(), "little")
-            data = value_of(wave, data_rows, lane)
+            data = value_of(wave, data_rows, int(lane))
             if other_rows is not None:  # the first operand is what to compare with
-                new = value_of(wave, other_rows, lane) if old == data else old
+                new = value_of(wave, other_rows, int(lane)) if old == data else old
             else:
                 assert name is not None
                 new = UPDATES[name](old, data, 8 * size)

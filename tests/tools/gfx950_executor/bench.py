@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,6 @@ import numpy.typing as npt
 import pytest
 
 pytest.importorskip("tinygrad", reason="the gfx950 extra (tinygrad) is not installed")
-
-from tinygrad.renderer.amd.dsl import EXEC as EXEC_REGISTER
-from tinygrad.renderer.amd.dsl import s, v
-from tinygrad.runtime.autogen.amd.cdna import ins
 
 from block32.tools.gfx950_executor.code_object import Kernel
 from block32.tools.gfx950_executor.executor import Buffer
@@ -27,7 +24,10 @@ from block32.tools.gfx950_executor.races import GlobalOrder
 from block32.tools.gfx950_executor.scheduler import Scheduler, Workgroup
 from block32.tools.gfx950_executor.state import EXEC, Wave
 
-__all__ = ["EXEC_REGISTER", "Bench", "ins", "s", "v"]
+# The tables are generated and untyped.
+ins: Any = import_module("tinygrad.runtime.autogen.amd.cdna.ins")
+_dsl: Any = import_module("tinygrad.renderer.amd.dsl")
+s, v, EXEC_REGISTER = _dsl.s, _dsl.v, _dsl.EXEC
 
 VGPRS, AGPRS = 256, 256
 
