@@ -16,13 +16,14 @@ from iree.compiler.dialects import arith
 
 
 class IndexValue:
-    """An SSA value of type ``index`` with Python's integer operators.
+    """An SSA value of type ``index``, or of an integer type, with Python's integer operators.
 
-    Values are taken to be non-negative: ``//`` and ``%`` are unsigned.
+    Values are taken to be non-negative: ``//`` and ``%`` are unsigned. Integers that meet a value
+    become constants of its type; two values must be of one type.
     """
 
     def __init__(self, value: ir.Value):
-        """Wrap ``value``, which must be of type ``index``."""
+        """Wrap ``value``, which must be of type ``index`` or of a signless integer type."""
         self.value = value
 
     def __add__(self, other: Index) -> Index:
@@ -51,6 +52,18 @@ class IndexValue:
     def __mod__(self, other: Index) -> Index:
         return 0 if _is_int(other, 1) else _build(arith.remui, self, other)
 
+    def __rfloordiv__(self, other: int) -> Index:
+        return _build(arith.divui, other, self)
+
+    def __rmod__(self, other: int) -> Index:
+        return _build(arith.remui, other, self)
+
+    def __xor__(self, other: Index) -> Index:
+        return self if _is_int(other, 0) else _build(arith.xori, self, other)
+
+    def __rxor__(self, other: int) -> Index:
+        return self ^ other
+
 
 #: What index maps take and give.
 Index: TypeAlias = int | IndexValue
@@ -71,7 +84,16 @@ def as_value(value: Index) -> ir.Value:
 
 
 def _build(op: Callable[..., Any], a: Index, b: Index) -> IndexValue:
-    return IndexValue(op(as_value(a), as_value(b)))
+    return IndexValue(op(*as_values(a, b)))
+
+
+def as_values(a: Index, b: Index) -> tuple[ir.Value, ir.Value]:
+    """Two indices as SSA values of one type; an integer takes the type of the other."""
+    if isinstance(a, IndexValue):
+        return a.value, b.value if isinstance(b, IndexValue) else arith.constant(a.value.type, b)
+    if isinstance(b, IndexValue):
+        return arith.constant(b.value.type, a), b.value
+    return constant(a), constant(b)
 
 
 def minimum(a: Index, b: Index) -> Index:
@@ -96,3 +118,9 @@ def ceil_div(a: Index, b: int) -> Index:
 def round_up(a: Index, multiple: int) -> Index:
     """The smallest multiple of ``multiple`` that is not below ``a``."""
     return ceil_div(a, multiple) * multiple
+
+
+def as_integer(value: Index) -> int:
+    """The integer of an index that is known while a kernel is written."""
+    assert isinstance(value, int), "the index is known only at run time"
+    return value

@@ -207,8 +207,14 @@ def compile_wide_mad(inst: Instruction, limits: Limits) -> Step:
         product = (first.read(wave).astype(wide) * second.read(wave).astype(wide)).view(np.uint64)
         addend = third.read(wave)
         total = product + addend
-        touched = _any_lane([s.poison(wave) for s in (first, second, third)])
+        undefined = third.poison(wave)
+        touched = _any_lane([first.poison(wave), second.poison(wave), undefined])
         poison = None if touched is None else np.where(touched, ~np.uint64(0), np.uint64(0))
+        if poison is not None and undefined is not None:
+            # LLVM leaves the addend's high half undefined where only the low result is used.
+            high_half = np.uint64(0xFFFFFFFF00000000)
+            low = _any_lane([first.poison(wave), second.poison(wave), undefined & ~high_half])
+            poison = np.where(low, poison, poison & high_half)
         target.write(wave, total, poison)
         scalar_poison = 0 if touched is None else mask_of(touched & wave.lanes)
         wave.write_s64(out, mask_of((total < addend) & wave.lanes), scalar_poison)

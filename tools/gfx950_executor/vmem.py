@@ -281,9 +281,7 @@ def compile_load(inst: Instruction, limits: Limits) -> Step:
     def run(wave: Wave) -> None:
         where = address(wave)
         record = Outstanding(text, vector=rows)
-        for target in rows:  # a load over a register still being loaded
-            if wave.v_locked[target]:
-                wave.read_v(target)
+        overtaken = [] if flat or kind.high else wave.counters.overtake(rows)
         if scratch:
             data, poison = _read_scratch(wave, where, kind.size)
             wave.workgroup.count("scratch read", data.size)
@@ -295,6 +293,8 @@ def compile_load(inst: Instruction, limits: Limits) -> Step:
         if masks is not None and kind.size < 4:
             masks = np.where(masks != 0, np.uint32(0xFFFFFFFF), np.uint32(0))
         put(wave, row, where.lanes, words, masks, kind)
+        for target, locks in overtaken:
+            wave.v_locked[target] = locks
         wave.counters.issue_vm(record)
         if flat:
             wave.counters.issue_lgkm(Outstanding(text))

@@ -76,7 +76,7 @@ class Counters:
 
     def _lock(self, operation: Outstanding) -> None:
         for row in operation.vector:
-            self._vector_locks[row] = 1
+            self._vector_locks[row] += 1
         for code in operation.scalar:
             self._scalar_locks[code] = 1
 
@@ -94,11 +94,28 @@ class Counters:
 
     def _retire(self, operation: Outstanding) -> None:
         for row in operation.vector:
-            self._vector_locks[row] = 0
+            self._vector_locks[row] -= 1
         for code in operation.scalar:
             self._scalar_locks[code] = 0
         if operation.lds_direct and operation.lds is not None:
             self._arrived(operation.lds)
+
+    def overtake(self, rows: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Unlock registers for a memory load, where only earlier memory loads still write them.
+
+        Such loads return in issue order, so the last one wins; LLVM relies on it where an earlier
+        load's value is dead.
+
+        Returns:
+            The registers and the locks they had, to be put back after the write.
+        """
+        overtaken = []
+        for row in rows:
+            locks = self._vector_locks[row]
+            if locks and sum(row in operation.vector for operation in self.vm) == locks:
+                overtaken.append((row, locks))
+                self._vector_locks[row] = 0
+        return overtaken
 
     def producer_of(self, register: str) -> str:
         """The outstanding instruction that will write a register, for a message."""

@@ -1,0 +1,51 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a gfx950 (MI355X) has, as numbers.
+
+Sources: AMD's "CDNA4 Instruction Set Architecture" and the CDNA4 white paper; LLVM's AMDGPU user
+guide for the cache-policy bits and the memory model of gfx942, which gfx950 shares.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Lanes of a wave.
+WAVE_LANES: Final = 64
+
+#: Compute units of an MI355X, and the dies (XCDs, each with its own L2) that they are on.
+COMPUTE_UNITS: Final = 256
+XCDS: Final = 8
+
+#: SIMDs of a compute unit. A wave stays on one of them.
+SIMDS: Final = 4
+
+#: Registers of a lane (VGPR and AGPR together) at one wave a SIMD, and those of either kind.
+VECTOR_REGISTERS: Final = 512
+VGPRS: Final = 256
+
+#: Bytes of LDS that a workgroup may use.
+LDS_BYTES: Final = 160 * 1024
+
+#: Most threads in a workgroup.
+MAX_WORKGROUP: Final = 1024
+
+#: Bytes that a lane moves with the widest load, store, or load to LDS.
+CHUNK_BYTES: Final = 16
+
+#: ``aux`` bits of raw buffer operations: caches that an access goes past.
+#: sc1 alone is the scope of the whole device, past the L1 and past another XCD's lines in the L2.
+CACHE_DEFAULT: Final = 0
+CACHE_DEVICE_SCOPE: Final = 1 << 4
+CACHE_NON_TEMPORAL: Final = 1 << 1
+
+#: Word 3 of a raw buffer descriptor: 32-bit data, offsets in bytes, bounds checked.
+BUFFER_FLAGS: Final = 0x27000
+
+#: A byte offset past the end of every buffer that a kernel describes: such a load gives zeros and
+#: such a store does nothing.
+OUT_OF_BOUNDS: Final = 0x8000_0000
+
+#: Peak rates, for estimates: HBM bytes a second, MXFP8 FLOP a second.
+HBM_BYTES_PER_SECOND: Final = 8.0e12
+MXFP8_FLOPS: Final = 5.0e15

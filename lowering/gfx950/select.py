@@ -1,0 +1,171 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which kernel for which M: the table of tuned shapes, defaults, and what the machine can hold."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from block32.dialects.kernel import KernelConfig, KernelTier
+from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.problem import ScaledMatmul, ceil_div
+from block32.lowering.target import DeviceFacts, Selection
+
+NAME = "gfx950"
+
+LHS_TYPES = ("f8E4M3FN", "f8E5M2")
+RHS_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+RHS_BLOCKS = ((1, 32), (32, 32))
+
+#: Most arrival counters of a launch; with more tiles, partial sums are added by a second launch.
+MAX_COUNTERS = 65536
+
+#: The tiers of a shape that is not in the table.
+DEFAULT_TIERS = (
+    KernelTier("packed", max_m=8, tile=(8, 16, 256), k_pack=2, warps=2, stages=3),
+    KernelTier("packed", max_m=32, tile=(32, 32, 256), warps=2, stages=3),
+    KernelTier("tiled", max_m=256, tile=(64, 64, 256), warps=4, stages=2),
+    KernelTier("tiled", tile=(128, 128, 128), warps=4, stages=2),
+)
+
+
+def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+    """The tiers for ``problem``: those of the table, else the defaults, made to fit."""
+    reason = why_unsupported(problem, facts)
+    if reason:
+        return Selection(None, reason)
+    tuned = tuned_tiers().get((problem.n, problem.k))
+    tiers = unbounded_last(tuned) if tuned else DEFAULT_TIERS
+    if problem.m is not None:
+        m = problem.m
+        chosen = next(tier for tier in tiers if tier.max_m is None or m <= tier.max_m)
+        tiers = (replace(chosen, max_m=None),)
+    fitted = merge_equal([fit(problem, tier) for tier in tiers])
+    return Selection(KernelConfig(NAME, fitted), "tuned shape" if tuned else "default tiles")
+
+
+def why_unsupported(problem: ScaledMatmul, facts: DeviceFacts) -> str | None:
+    """Why there is no kernel for this matmul at all, or None."""
+    if facts.architecture not in ("", NAME):
+        return f"needs gfx950 but the module is compiled for {facts.architecture}"
+    if problem.lhs not in LHS_TYPES or not problem.lhs_scaled:
+        return f"x is {problem.lhs}; gfx950 multiplies scaled {' or '.join(LHS_TYPES)}"
+    if problem.rhs not in RHS_TYPES:
+        return f"w is {problem.rhs}; gfx950 multiplies scaled {', '.join(RHS_TYPES)}"
+    if problem.rhs_block not in RHS_BLOCKS:
+        return f"w has scale blocks {problem.rhs_block}; expected (1, 32) or (32, 32)"
+    if problem.epilogue.operand_names() or problem.epilogue.activation:
+        return "gfx950 kernels have no epilogue yet"
+    return None
+
+
+def verify(problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+    """Why ``tier`` cannot compute ``problem``, or None: for a user's explicit choice."""
+    reason = why_unsupported(problem, facts)
+    if reason:
+        return reason
+    if tier.form not in ("tiled", "packed"):
+        return f"form is '{tier.form}'; expected 'tiled' or 'packed'"
+    if tier.tile is None:
+        return f"form '{tier.form}' needs a tile"
+    if tier.mma not in (None, (16, 16, 128), (32, 32, 64)):
+        return f"mma is {list(tier.mma)}; expected [16, 16, 128] or [32, 32, 64]"
+    if tier.weight_layout != "plain":
+        return f"weight_layout is '{tier.weight_layout}'; expected 'plain'"
+    if tier.quantize != "none":
+        return f"quantize is '{tier.quantize}'; expected 'none'"
+    return Geometry(problem, tier).problem_with_tile()
+
+
+@cache
+def tuned_tiers() -> dict[tuple[int, int], tuple[KernelTier, ...]]:
+    """The table of ``tuned.toml``, by (N, K)."""
+    text = (
+        resources.files("block32.lowering.gfx950")
+        .joinpath("tuned.toml")
+        .read_text(encoding="utf-8")
+    )
+    table: dict[tuple[int, int], tuple[KernelTier, ...]] = {}
+    for shape in tomllib.loads(text)["shapes"]:
+        tiers = tuple(_tier_from_table(fields) for fields in shape["tiers"])
+        table[shape["n"], shape["k"]] = tiers
+    return table
+
+
+def _tier_from_table(fields: dict[str, Any]) -> KernelTier:
+    lists_as_tuples: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    return KernelTier(**lists_as_tuples)
+
+
+def unbounded_last(tiers: tuple[KernelTier, ...]) -> tuple[KernelTier, ...]:
+    """The tiers with the last one serving every larger M."""
+    return (*tiers[:-1], replace(tiers[-1], max_m=None))
+
+
+def merge_equal(tiers: list[KernelTier]) -> tuple[KernelTier, ...]:
+    """Neighbouring tiers that differ in ``max_m`` alone become one."""
+    merged: list[KernelTier] = []
+    for tier in tiers:
+        if merged and replace(merged[-1], max_m=tier.max_m) == tier:
+            merged.pop()
+        merged.append(tier)
+    return tuple(merged)
+
+
+def fit(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
+    """The tier, stepped down until it breaks no limit. There is always one that does not."""
+    for candidate in _steps_down(tier):
+        if Geometry(problem, candidate).problem_with_tile() is None:
+            return _fit_reduction(problem, candidate)
+    raise AssertionError(f"no kernel of the form {tier.form} fits {problem.describe()}")
+
+
+def _fit_reduction(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
+    """Drop empty splits; add in a second launch where there may be too many tiles to count."""
+    geometry = Geometry(problem, tier)
+    if geometry.splits == 1:
+        return replace(tier, splits=1, reduce="in_launch")
+    rows = problem.m if problem.m is not None else tier.max_m
+    if rows is None or ceil_div(rows, geometry.block_m) * geometry.tiles_n > MAX_COUNTERS:
+        return replace(tier, reduce="second_launch")
+    return tier
+
+
+def _steps_down(tier: KernelTier) -> Iterator[KernelTier]:
+    """``tier`` and smaller ones: first a shorter K step, then fewer stages, waves, a smaller tile.
+
+    The K step goes first: tables were tuned for kernels that keep a whole step in LDS.
+    """
+    assert tier.tile is not None
+    block_m, block_n, block_k = tier.tile
+    least_stages = 2 if tier.form == "tiled" else 1
+    for m, n in _smaller_tiles(tier.form, block_m, block_n, tier.k_pack):
+        for warps in _halves(tier.warps, 1):
+            for stages in range(tier.stages, least_stages - 1, -1):
+                for k in _halves(block_k, 128):
+                    yield replace(tier, tile=(m, n, k), warps=warps, stages=stages)
+
+
+def _halves(size: int, least: int) -> Iterator[int]:
+    while size >= least:
+        yield size
+        size //= 2
+
+
+def _smaller_tiles(form: str, m: int, n: int, k_pack: int) -> Iterator[tuple[int, int]]:
+    least_m = 16 // k_pack if form == "packed" else 32
+    while True:
+        yield m, n
+        if n > 32 and n >= m:
+            n //= 2
+        elif m > least_m:
+            m //= 2
+        else:
+            return

@@ -1,0 +1,134 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The gfx950 target (AMD MI350, MI355X): launches, grids and kernels."""
+
+from __future__ import annotations
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.common.index import Index, ceil_div, maximum, minimum
+from block32.lowering.common.tile_order import split_workgroups
+from block32.lowering.gfx950 import select, split_k
+from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.machine import VECTOR_REGISTERS, XCDS
+from block32.lowering.gfx950.packed import emit_packed
+from block32.lowering.gfx950.tiled import emit_tiled
+from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.target import (
+    RESULT,
+    Buffer,
+    DeviceFacts,
+    KernelPlan,
+    Launch,
+    Selection,
+    Target,
+)
+
+GEMM = "gemm"
+REDUCE = "reduce"
+
+
+class Gfx950Target(Target):
+    """Scaled MFMA kernels, compiled by IREE's rocm back end."""
+
+    name = select.NAME
+
+    def compile_flags(self) -> tuple[str, ...]:
+        """The iree-compile flags that choose this target's device."""
+        return ("--iree-hal-target-device=hip", "--iree-rocm-target=gfx950")
+
+    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+        """Choose the tiers for ``problem``."""
+        return select.select(problem, facts)
+
+    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+        """Why ``tier`` cannot compute ``problem`` here, or None."""
+        return select.verify(problem, tier, facts)
+
+    def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
+        """One launch; with split-K slots and counters, and where asked for a second launch."""
+        split = [g for g in _geometries(problem, tiers) if g.splits > 1]
+        in_launch = [g for g in split if g.tier.reduce == "in_launch"]
+        second = [g for g in split if g.tier.reduce == "second_launch"]
+        buffers: dict[str, Buffer] = {}
+        if split:
+            buffers[split_k.SLOTS] = Buffer("f32", lambda m: _most(split, m, _slot_elements))
+        if in_launch:
+            counters = Buffer("i32", lambda m: _most(in_launch, m, Geometry.tiles), zeroed=True)
+            buffers[split_k.COUNTERS] = counters
+        gemm = Launch(
+            GEMM,
+            reads=problem.operand_names,
+            updates=(split_k.COUNTERS,) if in_launch else (),
+            writes=(RESULT, split_k.SLOTS) if split else (RESULT,),
+        )
+        launches = [gemm]
+        if second:
+            launches.append(Launch(REDUCE, reads=(split_k.SLOTS,), updates=(RESULT,), writes=()))
+        return KernelPlan(tuple(launches), buffers)
+
+    def workgroups(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
+    ) -> tuple[Index, Index, Index]:
+        """One-dimensional grids; none for a launch that the tier does not need."""
+        geometry = Geometry(problem, tier)
+        if launch.name == REDUCE:
+            if geometry.splits == 1 or tier.reduce != "second_launch":
+                return 0, 1, 1
+            rows, columns = split_k.REDUCE_BLOCK
+            return ceil_div(m, rows) * ceil_div(problem.n, columns), 1, 1
+        tiles = geometry.tiles(m)
+        if geometry.splits > 1:
+            return split_workgroups(tiles, geometry.splits, XCDS), 1, 1
+        return tiles, 1, 1
+
+    def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
+        """Workgroup size, and for how many waves on a SIMD LLVM should allocate registers."""
+        geometry = Geometry(problem, tier)
+        threads, attributes = split_k.REDUCE_THREADS, ""
+        if launch.name == GEMM:
+            threads = geometry.threads
+            waves = _waves_per_simd(geometry)
+            attributes = f', {{llvm_func_attrs = {{"amdgpu-waves-per-eu" = "{waves},{waves}"}}}}'
+        return (
+            "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline "
+            f"workgroup_size = [{threads}, 1, 1] subgroup_size = 64{attributes}>"
+        )
+
+    def emit(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
+    ) -> None:
+        """Write the kernel's body at the current insertion point."""
+        geometry = Geometry(problem, tier)
+        if launch.name == REDUCE:
+            if geometry.splits > 1:
+                split_k.emit_reduce(geometry, kernel)
+        elif geometry.is_packed:
+            emit_packed(geometry, kernel)
+        else:
+            emit_tiled(geometry, kernel)
+
+
+def _geometries(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> list[Geometry]:
+    return [Geometry(problem, tier) for tier in tiers]
+
+
+def _slot_elements(geometry: Geometry, m: Index) -> Index:
+    return geometry.tiles(m) * (geometry.splits * geometry.slot_elements)
+
+
+def _most(geometries: list[Geometry], m: Index, need) -> Index:
+    """The largest need of any tier, each at the largest M that it serves up to ``m``."""
+    largest: Index = 0
+    for geometry in geometries:
+        limit = geometry.tier.max_m
+        rows = m if limit is None else minimum(m, limit)
+        largest = maximum(largest, need(geometry, rows))
+    return largest
+
+
+def _waves_per_simd(geometry: Geometry) -> int:
+    """What LLVM should plan for: as many waves as have room, and at least a workgroup's."""
+    least = max(1, geometry.waves // 4)
+    room = VECTOR_REGISTERS // max(1, geometry.registers)
+    return max(least, min(room, 4))

@@ -1,0 +1,106 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which kernel is chosen: tables, defaults, limits, and refusals that say what would work."""
+
+from dataclasses import replace
+
+import pytest
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.gfx950 import select
+from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.problem import Epilogue, ScaledMatmul
+from block32.lowering.target import DeviceFacts
+
+FACTS = DeviceFacts(architecture="gfx950")
+ROWS = (1, 2, 3, 7, 8, 9, 16, 31, 32, 33, 64, 129, 255, 1024, 8192)
+SHAPES = [*select.tuned_tiers(), (4096, 4096), (1, 33), (96, 640), (73448, 2560), (130, 96)]
+
+
+def chosen(problem: ScaledMatmul) -> tuple[KernelTier, ...]:
+    config = select.select(problem, FACTS).config
+    assert config is not None
+    return config.tiers
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("rhs", ["f8E4M3FN", "f4E2M1FN"])
+@pytest.mark.parametrize("rhs_block", [(1, 32), (32, 32)])
+def test_every_m_has_a_kernel_that_breaks_no_limit(n, k, rhs, rhs_block):
+    problem = ScaledMatmul(m=None, n=n, k=k, rhs=rhs, rhs_block=rhs_block)
+    tiers = chosen(problem)
+    assert tiers[-1].max_m is None
+    for tier in tiers:
+        assert select.verify(problem, tier, FACTS) is None
+        assert tier.form in ("tiled", "packed"), "every form uses the matrix unit"
+
+
+def test_a_known_m_gets_the_one_tier_that_serves_it():
+    for m in ROWS:
+        assert len(chosen(ScaledMatmul(m=m, n=5120, k=2048))) == 1
+    assert chosen(ScaledMatmul(m=1, n=4096, k=4096))[0].form == "packed"
+    assert chosen(ScaledMatmul(m=4096, n=4096, k=4096))[0].tile == (128, 128, 128)
+
+
+def test_a_table_entry_is_taken_and_stepped_down_to_fit():
+    tier = chosen(ScaledMatmul(m=1, n=1152, k=5120))[0]
+    assert tier.tile is not None
+    assert (tier.tile[:2], tier.k_pack, tier.splits) == ((8, 16), 2, 3)
+    assert Geometry(ScaledMatmul(m=1, n=1152, k=5120), tier).problem_with_tile() is None
+
+
+def test_too_many_tiles_to_count_are_added_in_a_second_launch():
+    tier = KernelTier("tiled", tile=(16, 16, 128), warps=1, stages=2, splits=2)
+    few = select.fit(ScaledMatmul(m=64, n=64, k=512), tier)
+    many = select.fit(ScaledMatmul(m=65536, n=64 * 32, k=512), tier)
+    assert (few.reduce, many.reduce) == ("in_launch", "second_launch")
+
+
+PROBLEM = ScaledMatmul(m=64, n=256, k=1024)
+TILED = KernelTier("tiled", tile=(64, 64, 256), warps=4, stages=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tile": (128, 128, 1024), "stages": 3}, "bytes of LDS; expected at most 163840"),
+        ({"tile": (256, 256, 128), "warps": 1}, "registers a lane; expected at most 512"),
+        ({"tile": (96, 64, 256)}, "tile M is 96; expected a power of two"),
+        ({"tile": (64, 64, 64)}, "tile K is 64; expected a multiple of 128"),
+        ({"tile": (16, 16, 256), "warps": 4}, "expected a fragment of 16 rows for each"),
+        ({"stages": 1}, "expected at least 2 in the tiled form"),
+        ({"warps": 3}, "warps is 3; expected 1, 2, 4 or 8"),
+        ({"k_pack": 2}, "k_pack is 2; expected 1 in the tiled form"),
+        ({"form": "packed", "k_pack": 3}, "k_pack is 3; expected 1, 2 or 4"),
+        ({"form": "packed", "tile": (4, 16, 256), "k_pack": 2}, "of at least 16"),
+        ({"form": "packed", "mma": (32, 32, 64)}, "expected 16x16x128 in the packed form"),
+        ({"form": "stream"}, "form is 'stream'; expected 'tiled' or 'packed'"),
+        ({"tile": None}, "needs a tile"),
+        ({"mma": (16, 16, 32)}, "expected [16, 16, 128] or [32, 32, 64]"),
+        ({"weight_layout": "tiled"}, "expected 'plain'"),
+    ],
+)
+def test_an_explicit_kernel_that_breaks_a_rule_is_refused(change, reason: str):
+    assert reason in (select.verify(PROBLEM, replace(TILED, **change), FACTS) or "")
+    assert select.verify(PROBLEM, TILED, FACTS) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"lhs": "bf16", "lhs_scaled": False}, "x is bf16; gfx950 multiplies scaled"),
+        ({"rhs": "bf16"}, "w is bf16; gfx950 multiplies scaled"),
+        ({"rhs_block": (128, 128)}, "expected (1, 32) or (32, 32)"),
+        ({"epilogue": Epilogue(bias="f32")}, "no epilogue"),
+    ],
+)
+def test_what_has_no_kernel_is_left_alone_with_a_reason(change, reason: str):
+    selection = select.select(replace(PROBLEM, **change), FACTS)
+    assert selection.config is None
+    assert reason in selection.reason
+
+
+def test_another_chip_is_refused_by_name():
+    selection = select.select(PROBLEM, DeviceFacts(architecture="gfx942"))
+    assert selection.config is None
+    assert selection.reason == "needs gfx950 but the module is compiled for gfx942"
