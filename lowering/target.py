@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from iree.compiler import ir
+
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.common.index import Index
 from block32.lowering.kernel_context import KernelContext
@@ -99,10 +101,12 @@ class Target(ABC):
     Attributes:
         name: What ``--target=`` takes.
         guards_empty: M = 0 is kept away from the device by a branch on the host.
+        finishes_binaries: IREE's own binaries are replaced at phase hal (``finish_binaries``).
     """
 
     name: str
     guards_empty: bool = False
+    finishes_binaries: bool = False
 
     @abstractmethod
     def compile_flags(self) -> tuple[str, ...]:
@@ -139,3 +143,7 @@ class Target(ABC):
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
     ) -> None:
         """Write the kernel's body at the current insertion point; the return op comes after it."""
+
+    def finish_binaries(self, module: ir.Module) -> None:
+        """Replace the data of executables in a module at phase hal."""
+        del module

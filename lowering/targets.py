@@ -12,6 +12,7 @@ from block32.lowering.target import Target
 
 #: Where each target's class is. One line a target: this is all that the rest knows of them.
 TARGETS: Final[dict[str, tuple[str, str]]] = {
+    "apple-m5": ("block32.lowering.apple.target", "AppleM5Target"),
     "cpu": ("block32.lowering.cpu.target", "CpuTarget"),
     "gfx950": ("block32.lowering.gfx950.target", "Gfx950Target"),
     "portable": ("block32.lowering.portable.target", "PortableTarget"),

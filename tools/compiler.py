@@ -107,6 +107,8 @@ def compile_source(source: bytes, name: str, options: CompileOptions) -> Compile
     passes = standard_pipeline(options.target_name(), facts)
     run_pipeline(module, passes, report, options.after_pass)
     options.on_phase("kernels and code")
+    if _finishes_binaries(options):
+        return CompileResult(_finish_binaries(module, name, late, options), report.remarks)
     return CompileResult(_finish(module, name, late), report.remarks)
 
 
@@ -202,12 +204,35 @@ def parse_module(source: bytes, name: str) -> ir.Module:
         raise DiagnosticError(location, first.message) from error
 
 
-def _finish(module: ir.Module, name: str, flags: list[str]) -> bytes:
+#: IREE phases behind the one where binaries can be replaced.
+_LATE_PHASES = ("hal", "vm", "end")
+
+
+def _finishes_binaries(options: CompileOptions) -> bool:
+    """Whether the target replaces binaries, and the run goes as far as that."""
+    wanted = requested_phase(options.flags) or "end"
+    return target_named(options.target_name()).finishes_binaries and wanted in _LATE_PHASES
+
+
+def _finish_binaries(
+    module: ir.Module, name: str, flags: list[str], options: CompileOptions
+) -> bytes:
+    """Stop at phase hal, let the target replace the binaries, and go on."""
+    common = [flag for flag in flags if not flag.startswith("--compile-to=")]
+    early = ["--compile-to=hal", "--emit-mlir-bytecode", *common]
+    lowered = parse_module(_finish(module, name, early), name)
+    target_named(options.target_name()).finish_binaries(lowered)
+    if requested_phase(options.flags) == "hal":
+        return lowered.operation.get_asm(enable_debug_info=True).encode()
+    return _finish(lowered, name, flags, phase="hal")
+
+
+def _finish(module: ir.Module, name: str, flags: list[str], phase: str = "abi") -> bytes:
     with tempfile.TemporaryDirectory(prefix="block32-") as folder:
         path = Path(folder) / "module.mlirbc"
         with path.open("wb") as stream:
             module.operation.write_bytecode(stream)
-        return run_iree_compile([str(path), "--compile-from=abi", *flags], input_name=name)
+        return run_iree_compile([str(path), f"--compile-from={phase}", *flags], input_name=name)
 
 
 def reproduce_command(error: PassFailedError, path: str, options: CompileOptions) -> str:

@@ -1,0 +1,71 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which form computes a matmul: a GEMV for one row of a weight that is not wide, tiles otherwise."""
+
+from __future__ import annotations
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.apple import dense, gemv
+from block32.lowering.apple.matmul import Matmul
+from block32.lowering.apple.simdgroup_tile import STEP
+from block32.lowering.problem import BLOCK_K, ScaledMatmul
+
+TILED = KernelTier(
+    form="tiled", tile=(dense.TILE, dense.TILE, BLOCK_K), mma=(STEP, STEP, STEP), warps=4
+)
+GEMV = KernelTier(form="gemv", tile=(1, gemv.COLUMNS, gemv.CHUNK), warps=gemv.COLUMNS)
+
+
+def matmul_of(problem: ScaledMatmul) -> Matmul:
+    """The kernel's view of a problem.
+
+    Raises:
+        KernelError: there is no kernel for it; the message is a phrase for a remark.
+    """
+    return Matmul(
+        n=problem.n,
+        k=problem.k,
+        lhs=problem.lhs,
+        rhs=problem.rhs,
+        m=problem.m,
+        result=problem.result,
+        lhs_scaled=problem.lhs_scaled,
+        rhs_block=problem.rhs_block,
+        epilogue=problem.epilogue,
+    )
+
+
+def tiers(problem: ScaledMatmul) -> tuple[KernelTier, ...]:
+    """The tiers for a problem that `matmul_of` accepts.
+
+    One row uses a sixteenth of a matrix instruction, and is bound by reading w: a simdgroup a
+    column reads it in long runs. Where N is above K there are too many columns for that to pay.
+    """
+    serves_one_row = problem.n <= problem.k and problem.m in (None, 1)
+    if not serves_one_row:
+        return (TILED,)
+    if problem.m == 1:
+        return (GEMV,)
+    return (_with_limit(GEMV, 1), TILED)
+
+
+def _with_limit(tier: KernelTier, max_m: int) -> KernelTier:
+    return KernelTier(form=tier.form, max_m=max_m, tile=tier.tile, mma=tier.mma, warps=tier.warps)
+
+
+def mismatch(tier: KernelTier, problem: ScaledMatmul) -> str | None:
+    """Why a tier that a user wrote cannot be used, or None. Left-out fields are defaults."""
+    known = {"tiled": TILED, "gemv": GEMV}
+    if tier.form not in known:
+        return f"Apple GPUs have no form '{tier.form}'; expected one of {', '.join(known)}"
+    default = known[tier.form]
+    for name in ("tile", "mma"):
+        value, only = getattr(tier, name), getattr(default, name)
+        if value is not None and value != only:
+            return f"{name} = {list(value)} for form '{tier.form}'; only {only and list(only)} exists"
+    for name in ("k_pack", "splits"):
+        if getattr(tier, name) != 1:
+            return f"{name} = {getattr(tier, name)}; kernels of this target have no {name}"
+    if tier.form == "gemv" and problem.m != 1 and tier.max_m != 1:
+        return "form 'gemv' computes one row; expected max_m = 1"
+    return None

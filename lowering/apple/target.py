@@ -1,0 +1,111 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The ``apple-m5`` target: fp8 matrix instructions of the M5 family, through IREE's Metal device."""
+
+from __future__ import annotations
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith
+
+from block32.dialects.kernel import KernelConfig, KernelTier
+from block32.lowering.apple import dense, gemv, install, library, select
+from block32.lowering.apple.signature import KernelError
+from block32.lowering.common.index import Index, IndexValue, ceil_div, constant
+from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.target import (
+    RESULT,
+    DeviceFacts,
+    KernelPlan,
+    Launch,
+    Selection,
+    Target,
+)
+
+
+class AppleM5Target(Target):
+    """Apple GPUs with 16x16x16 simdgroup matrices: M5 and A19 Pro, macOS 26."""
+
+    name = "apple-m5"
+    # Whether Metal takes a grid of zero threadgroups has not been tried on a device.
+    guards_empty = True
+    finishes_binaries = True
+
+    def compile_flags(self) -> tuple[str, ...]:
+        """IREE's Metal device."""
+        return ("--iree-hal-target-device=metal",)
+
+    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+        """A GEMV for one row where w is not wide, 64x64 tiles otherwise."""
+        del facts
+        try:
+            select.matmul_of(problem)
+        except KernelError as error:
+            return Selection(None, str(error))
+        tiers = select.tiers(problem)
+        forms = " then ".join(tier.form for tier in tiers)
+        return Selection(KernelConfig(self.name, tiers), f"{forms}, simdgroup matrices in AIR")
+
+    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+        """Only the forms and tiles of `select` exist."""
+        del facts
+        try:
+            select.matmul_of(problem)
+        except KernelError as error:
+            return str(error)
+        return select.mismatch(tier, problem)
+
+    def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
+        """One launch."""
+        del tiers
+        return KernelPlan((Launch("gemm", problem.operand_names, (RESULT,)),))
+
+    def workgroups(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
+    ) -> tuple[Index, Index, Index]:
+        """A padded Z-order grid in one dimension, or one simdgroup a column."""
+        del launch
+        if tier.form == "gemv":
+            return ceil_div(problem.n, gemv.COLUMNS) * m, 1, 1
+        tiles_m, tiles_n = ceil_div(m, dense.TILE), ceil_div(problem.n, dense.TILE)
+        return next_power_of_two(tiles_m) * next_power_of_two(tiles_n), 1, 1
+
+    def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
+        """For the stub: IREE's SPIR-V pipeline takes it as it is."""
+        del problem, launch
+        threads = gemv.THREADS if tier.form == "gemv" else dense.THREADS
+        return (
+            "#iree_codegen.translation_info<pipeline = #iree_gpu.spirv_pipeline<BaseLowering> "
+            f"workgroup_size = [{', '.join(map(str, threads))}]>"
+        )
+
+    def emit(
+        self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
+    ) -> None:
+        """Leaves the body empty and records the AIR kernel that will take its place.
+
+        Raises:
+            KernelError: the problem has no kernel here.
+            LlvmError: llvmlite is missing or of the wrong version.
+        """
+        del launch, kernel
+        function = ir.InsertionPoint.current.block.owner.operation
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        compiled = library.compile_matmul(select.matmul_of(problem), tier.form, name)
+        install.attach(function, compiled)
+
+    def finish_binaries(self, module: ir.Module) -> None:
+        """Puts the recorded kernels into the executables of a module at phase hal."""
+        with module.context, ir.Location.unknown():
+            install.install(module.operation)
+
+
+def next_power_of_two(count: Index) -> Index:
+    """The smallest power of two that is not below ``count``; 0 for 0."""
+    if isinstance(count, int):
+        return 1 << (count - 1).bit_length() if count else 0
+    # Fill all bits below the highest one of count - 1. Zero becomes all ones, and then zero again.
+    bits = (count - 1).value if isinstance(count, IndexValue) else constant(count - 1)
+    for shift in (1, 2, 4, 8, 16, 32):
+        bits = arith.ori(bits, arith.shrui(bits, constant(shift)))
+    return IndexValue(bits) + 1
