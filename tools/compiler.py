@@ -100,16 +100,13 @@ def compile_source(source: bytes, name: str, options: CompileOptions) -> Compile
         DiagnosticError: The module or the options are wrong; located where it can be.
         PassFailedError: A pass failed.
     """
-    _, late = _split_phase_flags(options.target_flags(), name)
     module, facts = import_source(source, name, options)
     options.on_phase("passes")
     report = Report()
     passes = standard_pipeline(options.target_name(), facts)
     run_pipeline(module, passes, report, options.after_pass)
     options.on_phase("kernels and code")
-    if _finishes_binaries(options):
-        return CompileResult(_finish_binaries(module, name, late, options), report.remarks)
-    return CompileResult(_finish(module, name, late), report.remarks)
+    return CompileResult(finish_module(module, name, options), report.remarks)
 
 
 def import_source(
@@ -204,7 +201,27 @@ def parse_module(source: bytes, name: str) -> ir.Module:
         raise DiagnosticError(location, first.message) from error
 
 
-#: IREE phases behind the one where binaries can be replaced.
+def finish_module(
+    module: ir.Module, name: str, options: CompileOptions, phase: str = "abi"
+) -> bytes:
+    """Compile a module that has block32's kernels in it to the end.
+
+    Args:
+        module: The module after block32's passes.
+        name: Names it in errors.
+        options: How to compile; its target is the one whose kernels these are.
+        phase: The IREE phase that the module is at.
+
+    Raises:
+        IreeCompileError: IREE refuses the module.
+    """
+    _, flags = _split_phase_flags(options.target_flags(), name)
+    if _finishes_binaries(options):
+        return _finish_binaries(module, name, flags, options, phase)
+    return _finish(module, name, flags, phase)
+
+
+#: IREE phases from the one on where binaries can be replaced.
 _LATE_PHASES = ("hal", "vm", "end")
 
 
@@ -215,19 +232,19 @@ def _finishes_binaries(options: CompileOptions) -> bool:
 
 
 def _finish_binaries(
-    module: ir.Module, name: str, flags: list[str], options: CompileOptions
+    module: ir.Module, name: str, flags: list[str], options: CompileOptions, phase: str
 ) -> bytes:
     """Stop at phase hal, let the target replace the binaries, and go on."""
     common = [flag for flag in flags if not flag.startswith("--compile-to=")]
     early = ["--compile-to=hal", "--emit-mlir-bytecode", *common]
-    lowered = parse_module(_finish(module, name, early), name)
+    lowered = parse_module(_finish(module, name, early, phase), name)
     target_named(options.target_name()).finish_binaries(lowered)
     if requested_phase(options.flags) == "hal":
         return lowered.operation.get_asm(enable_debug_info=True).encode()
-    return _finish(lowered, name, flags, phase="hal")
+    return _finish(lowered, name, flags, "hal")
 
 
-def _finish(module: ir.Module, name: str, flags: list[str], phase: str = "abi") -> bytes:
+def _finish(module: ir.Module, name: str, flags: list[str], phase: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="block32-") as folder:
         path = Path(folder) / "module.mlirbc"
         with path.open("wb") as stream:

@@ -338,7 +338,7 @@ def build_kernel(signature: KernelSignature, body: Callable[[AirKernel], None]) 
         body: writes the ops; the return op comes after it.
 
     Returns:
-        A verified module: one ``func.func`` with a body, private ones for the ``air.*`` calls.
+        A module with one ``func.func``; `declare_callees` makes it complete.
     """
     with ir.Context(), ir.Location.name(signature.name):
         module = ir.Module.create()
@@ -353,13 +353,11 @@ def build_kernel(signature: KernelSignature, body: Callable[[AirKernel], None]) 
                 kernel.buffer(buffer.name)  # loaded at the top, so that they dominate every use
             body(kernel)
             func.ReturnOp([])
-        _declare_callees(module)
-        module.operation.verify()
         return module
 
 
-def _declare_callees(module: ir.Module) -> None:
-    """Adds a private declaration for each function that is called."""
+def declare_callees(module: ir.Module) -> None:
+    """Adds a private declaration for each function that is called, and verifies the module."""
     callees: dict[str, ir.FunctionType] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -373,3 +371,4 @@ def _declare_callees(module: ir.Module) -> None:
     with ir.InsertionPoint(module.body):
         for name, kind in sorted(callees.items()):
             func.FuncOp(name, kind, visibility="private")
+    module.operation.verify()

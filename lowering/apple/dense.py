@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from iree.compiler import ir
+from iree.compiler.dialects import arith
 
 from block32.lowering.apple import builder, morton
 from block32.lowering.apple.builder import AirKernel, Int, Word, less, when
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import KernelSignature
 from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, Scales, SimdgroupTile
+from block32.lowering.common.index import Index, IndexValue, constant
 from block32.lowering.problem import ceil_div
 
 #: Rows and columns of y that one threadgroup owns: two by two simdgroups.
@@ -31,6 +33,17 @@ def grid(matmul: Matmul, m: int) -> tuple[int, int, int]:
         return 0, 1, 1
     bits = morton.padded_bits(ceil_div(m, TILE)) + morton.padded_bits(ceil_div(matmul.n, TILE))
     return 1 << bits, 1, 1
+
+
+def next_power_of_two(count: Index) -> Index:
+    """The smallest power of two that is not below ``count``; 0 for 0."""
+    if isinstance(count, int):
+        return 1 << (count - 1).bit_length() if count else 0
+    # Fill all bits below the highest one of count - 1. Zero becomes all ones, and then zero again.
+    bits = (count - 1).value if isinstance(count, IndexValue) else constant(count - 1)
+    for shift in (1, 2, 4, 8, 16, 32):
+        bits = arith.ori(bits, arith.shrui(bits, constant(shift)))
+    return IndexValue(bits) + 1
 
 
 def write(matmul: Matmul, kernel: AirKernel) -> None:

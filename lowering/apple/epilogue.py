@@ -1,19 +1,19 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What happens to f32 accumulators before they are stored: scales, bias, residual, activation, cast."""
+"""What happens to f32 accumulators on the way to y: the epilogue, the rounding, the store."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.lowering.apple import builder
-from block32.lowering.apple.builder import AirKernel, Int, Pointer, Word, float_constant, wide
+from block32.lowering.apple.builder import AirKernel, Pointer, Word, float_constant, wide
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import ELEMENT_TYPES
+from block32.lowering.common.epilogue import apply_epilogue
 
 
 def run_alignment(row_elements: int, element: str, run: int = 4) -> int:
@@ -41,7 +41,7 @@ def store_run(
         expert: the expert whose scale applies, in a grouped matmul.
     """
     offset = wide(row) * matmul.n + wide(column)
-    values = apply_epilogue(kernel, matmul, values, row, column, offset, expert)
+    values = _finish(kernel, matmul, values, row, column, offset, expert)
     stored = [cast(value, matmul.result) for value in values]
     target = kernel.buffer("result").at(offset)
     _store(target, stored, matmul.n)
@@ -79,7 +79,7 @@ def cast(value: ir.Value, element: str) -> ir.Value:
     return value if element == "f32" else arith.truncf(builder.element_type(element), value)
 
 
-def apply_epilogue(
+def _finish(
     kernel: AirKernel,
     matmul: Matmul,
     values: list[ir.Value],
@@ -88,88 +88,23 @@ def apply_epilogue(
     offset: Word,
     expert: Word | None,
 ) -> list[ir.Value]:
-    """The epilogue of ``matmul`` on neighbouring accumulators, in its documented order."""
-    epilogue = matmul.epilogue
-    count = len(values)
-    factors: list[tuple[str, Int]] = []
+    """Neighbouring accumulators after the expert's scale and the epilogue."""
     if expert is not None and matmul.expert_scale:
-        factors.append(("expert_scale", expert))
-    if epilogue.row_scale:
-        factors.append(("row_scale", row))
-    if epilogue.scale:
-        factors.append(("scale", 0))
-    for name, index in factors:
-        factor = kernel.buffer(name).at(index).load()
+        factor = kernel.buffer("expert_scale").at(expert).load()
         values = [arith.mulf(value, factor) for value in values]
+    epilogue, count = matmul.epilogue, len(values)
+    operands: dict[str, list[ir.Value]] = {}
+    if epilogue.row_scale:
+        operands["row_scale"] = [kernel.buffer("row_scale").at(row).load()] * count
+    if epilogue.scale:
+        operands["scale"] = [kernel.buffer("scale").load()] * count
     if epilogue.bias is not None:
-        bias = _load(kernel.buffer("bias").at(column), count, matmul.n)
-        values = [arith.addf(value, b) for value, b in zip(values, bias, strict=True)]
+        operands["bias"] = _load(kernel.buffer("bias").at(column), count, matmul.n)
     if epilogue.residual is not None:
-        residual = _load(kernel.buffer("residual").at(offset), count, matmul.n)
-        values = [arith.addf(value, r) for value, r in zip(values, residual, strict=True)]
-    if epilogue.activation is not None:
-        activate = _ACTIVATIONS[epilogue.activation]
-        values = [activate(kernel, value) for value in values]
-    return values
+        operands["residual"] = _load(kernel.buffer("residual").at(offset), count, matmul.n)
 
+    def finish(index: int) -> ir.Value:
+        accessors = {name: lambda v=loaded[index]: v for name, loaded in operands.items()}
+        return apply_epilogue(values[index], epilogue, accessors)
 
-def _call(kernel: AirKernel, name: str, value: ir.Value) -> ir.Value:
-    return kernel.call(f"air.{name}.f32", builder.f32(), [value])
-
-
-def _relu(_: AirKernel, x: ir.Value) -> ir.Value:
-    zero = float_constant(0.0)
-    # Ordered comparison: a NaN stays a NaN.
-    return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, x, zero), zero, x)
-
-
-def _tanh(kernel: AirKernel, x: ir.Value) -> ir.Value:
-    return _call(kernel, "tanh", x)
-
-
-def _silu(kernel: AirKernel, x: ir.Value) -> ir.Value:
-    denominator = arith.addf(float_constant(1.0), _call(kernel, "exp", arith.negf(x)))
-    return arith.divf(x, denominator)
-
-
-def _gelu_tanh(kernel: AirKernel, x: ir.Value) -> ir.Value:
-    cube = arith.mulf(arith.mulf(x, x), x)
-    inner = arith.addf(x, arith.mulf(float_constant(0.044715), cube))
-    t = _tanh(kernel, arith.mulf(float_constant(math.sqrt(2 / math.pi)), inner))
-    half = arith.mulf(float_constant(0.5), x)
-    return arith.mulf(half, arith.addf(float_constant(1.0), t))
-
-
-def _gelu(kernel: AirKernel, x: ir.Value) -> ir.Value:
-    erf = _erf(kernel, arith.mulf(x, float_constant(math.sqrt(0.5))))
-    half = arith.mulf(float_constant(0.5), x)
-    return arith.mulf(half, arith.addf(float_constant(1.0), erf))
-
-
-#: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: |error| <= 1.5e-7.
-_ERF_P = 0.3275911
-_ERF_COEFFICIENTS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
-
-
-def _erf(kernel: AirKernel, x: ir.Value) -> ir.Value:
-    """The error function; Metal has none."""
-    one = float_constant(1.0)
-    magnitude = _call(kernel, "fabs", x)
-    t = arith.divf(one, arith.addf(one, arith.mulf(float_constant(_ERF_P), magnitude)))
-    polynomial = float_constant(_ERF_COEFFICIENTS[0])
-    for coefficient in _ERF_COEFFICIENTS[1:]:
-        polynomial = arith.addf(arith.mulf(polynomial, t), float_constant(coefficient))
-    polynomial = arith.mulf(polynomial, t)
-    decay = _call(kernel, "exp", arith.negf(arith.mulf(magnitude, magnitude)))
-    value = arith.subf(one, arith.mulf(polynomial, decay))
-    negative = arith.cmpf(arith.CmpFPredicate.OLT, x, float_constant(0.0))
-    return arith.select(negative, arith.negf(value), value)
-
-
-_ACTIVATIONS: dict[str, Callable[[AirKernel, ir.Value], ir.Value]] = {
-    "relu": _relu,
-    "tanh": _tanh,
-    "silu": _silu,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-}
+    return [finish(index) for index in range(count)]

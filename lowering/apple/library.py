@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from iree.compiler import ir
 
 from block32.lowering.apple import air_legality, air_metadata, dense, gemv, grouped, llvm14
+from block32.lowering.apple.air_math import expand_math
 from block32.lowering.apple.air_parser import parse
 from block32.lowering.apple.air_printer import print_air
+from block32.lowering.apple.builder import declare_callees
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.metallib import Function, Metallib
 from block32.lowering.apple.signature import KernelError, KernelSignature
@@ -35,6 +37,9 @@ def compile_kernel(signature: KernelSignature, module: ir.Module) -> CompiledKer
         KernelError: an op, type or function that AIR does not have.
         LlvmError: llvmlite is missing or of the wrong version.
     """
+    with module.context, ir.Location.unknown():
+        expand_math(module)
+        declare_callees(module)
     bitcode = llvm14.encode(print_air(module, signature))
     air_legality.check(parse(llvm14.disassemble(bitcode)))
     return CompiledKernel(signature, bitcode)

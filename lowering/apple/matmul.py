@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from block32.lowering.apple.atoms import OPERAND_TYPES, SimdgroupAtom
 from block32.lowering.apple.signature import BufferParameter, KernelError
+from block32.lowering.common.epilogue import ACTIVATIONS
 from block32.lowering.problem import BLOCK_K, Epilogue, ceil_div
 
 #: Rows of x are counted in i32, and a step past the end must not wrap.
 LARGEST_EXTENT = 2**31 - 64
 
 RESULT_TYPES = ("f32", "bf16", "f16")
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.apple import dense, gemv, install, library, select
+from block32.lowering.apple.program import stub_translation_info
 from block32.lowering.apple.signature import KernelError
-from block32.lowering.common.index import Index, IndexValue, ceil_div, constant
+from block32.lowering.common.index import Index, ceil_div
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import (
@@ -68,16 +68,13 @@ class AppleM5Target(Target):
         if tier.form == "gemv":
             return ceil_div(problem.n, gemv.COLUMNS) * m, 1, 1
         tiles_m, tiles_n = ceil_div(m, dense.TILE), ceil_div(problem.n, dense.TILE)
-        return next_power_of_two(tiles_m) * next_power_of_two(tiles_n), 1, 1
+        return dense.next_power_of_two(tiles_m) * dense.next_power_of_two(tiles_n), 1, 1
 
     def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
         """For the stub: IREE's SPIR-V pipeline takes it as it is."""
         del problem, launch
         threads = gemv.THREADS if tier.form == "gemv" else dense.THREADS
-        return (
-            "#iree_codegen.translation_info<pipeline = #iree_gpu.spirv_pipeline<BaseLowering> "
-            f"workgroup_size = [{', '.join(map(str, threads))}]>"
-        )
+        return stub_translation_info(threads)
 
     def emit(
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
@@ -98,14 +95,3 @@ class AppleM5Target(Target):
         """Puts the recorded kernels into the executables of a module at phase hal."""
         with module.context, ir.Location.unknown():
             install.install(module.operation)
-
-
-def next_power_of_two(count: Index) -> Index:
-    """The smallest power of two that is not below ``count``; 0 for 0."""
-    if isinstance(count, int):
-        return 1 << (count - 1).bit_length() if count else 0
-    # Fill all bits below the highest one of count - 1. Zero becomes all ones, and then zero again.
-    bits = (count - 1).value if isinstance(count, IndexValue) else constant(count - 1)
-    for shift in (1, 2, 4, 8, 16, 32):
-        bits = arith.ori(bits, arith.shrui(bits, constant(shift)))
-    return IndexValue(bits) + 1
