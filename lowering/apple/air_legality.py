@@ -24,7 +24,9 @@ class LegalityError(KernelError):
     """The module is valid LLVM IR but not AIR that a kernel may use."""
 
 
-_FORBIDDEN_TYPE = re.compile(r"\b(double|fp128|x86_fp80|ppc_fp128|ptr|i(?:6[5-9]|[7-9]\d|\d{3,}))\b")
+_FORBIDDEN_TYPE = re.compile(
+    r"\b(double|fp128|x86_fp80|ppc_fp128|ptr|i(?:6[5-9]|[7-9]\d|\d{3,}))\b"
+)
 _FORBIDDEN_OPCODES = {
     "addrspacecast": "AIR has no casts between address spaces",
     "inttoptr": "addresses come from bindings alone",
@@ -176,7 +178,9 @@ def _field(node: list, name: str) -> Metadata:
 
 def _check_location(where: str, node: list, index: int, space: int) -> None:
     if _field(node, "air.location_index") != index:
-        raise LegalityError(f"{where} has location {_field(node, 'air.location_index')}, not {index}")
+        raise LegalityError(
+            f"{where} has location {_field(node, 'air.location_index')}, not {index}"
+        )
     if _field(node, "air.address_space") != space:
         raise LegalityError(f"{where} is not in address space {space}")
 

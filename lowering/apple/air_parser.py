@@ -148,15 +148,8 @@ def parse_type(text: str) -> tuple[str, str]:
     """
     text = text.lstrip()
     if text[:1] in "<[{":
-        closing = {"<": ">", "[": "]", "{": "}"}[text[0]]
-        depth = 0
-        for index, character in enumerate(text):
-            depth += (character in "<[{(") - (character in ">]})")
-            if depth == 0:
-                if character != closing:
-                    raise AirSyntaxError(f"unbalanced type in '{text}'")
-                break
-        base, rest = text[: index + 1], text[index + 1 :]
+        end = _closing_bracket(text)
+        base, rest = text[:end], text[end:]
     else:
         match = re.match(r"%[\w.$-]+|[a-z]\w*", text)
         if match is None:
@@ -167,6 +160,16 @@ def parse_type(text: str) -> tuple[str, str]:
         if pointer is None:
             return base, rest.lstrip()
         base, rest = base + pointer.group(), rest[pointer.end() :]
+
+
+def _closing_bracket(text: str) -> int:
+    """Index behind the bracket that closes the one at the start."""
+    depth = 0
+    for end, character in enumerate(text, start=1):
+        depth += (character in "<[{(") - (character in ">]})")
+        if depth == 0:
+            return end
+    raise AirSyntaxError(f"unbalanced type in '{text}'")
 
 
 def parse_operand(text: str) -> Operand:
@@ -211,7 +214,9 @@ class _Parser:
         for line in self.lines:
             match = re.match(r"attributes (#\d+) = \{ (.*) \}$", line)
             if match:
-                groups[match.group(1)] = frozenset(re.findall(r'"[^"]*"(?:="[^"]*")?|\S+', match[2]))
+                groups[match.group(1)] = frozenset(
+                    re.findall(r'"[^"]*"(?:="[^"]*")?|\S+', match[2])
+                )
         return groups
 
     def parse(self) -> Module:

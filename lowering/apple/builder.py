@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Building a kernel's ops: integers with Python's operators, typed pointers, structured control flow.
+"""Building a kernel's ops: integers with Python's operators, typed pointers, loops and branches.
 
 A kernel is a ``func.func`` of arith, 1-D vector, scf and llvm (address) ops; `air_printer` turns it
 into LLVM text. Index arithmetic is exact on Python integers too, so that the tests can evaluate the
@@ -88,6 +88,9 @@ class Word:
     def __or__(self, other: Int) -> Word:
         return self if _is(other, 0) else self._binary(arith.ori, other)
 
+    __rand__ = __and__
+    __ror__ = __or__
+
     def __lshift__(self, other: Int) -> Word:
         return self if _is(other, 0) else self._binary(arith.shli, other)
 
@@ -96,6 +99,9 @@ class Word:
 
     def __rshift__(self, other: Int) -> Word:
         return self if _is(other, 0) else self._binary(arith.shrui, other)
+
+    def __rrshift__(self, other: int) -> Word:
+        return Word(arith.shrui(self._like(other), self.value))
 
     def _like(self, other: Int) -> ir.Value:
         return as_value(other, self.type)

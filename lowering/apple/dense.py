@@ -12,7 +12,7 @@ from block32.lowering.apple.builder import AirKernel, Int, Word, less, when
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import KernelSignature
 from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, Scales, SimdgroupTile
-from block32.lowering.common.index import Index, IndexValue, constant
+from block32.lowering.common.index import Index, IndexValue, as_value, constant
 from block32.lowering.problem import ceil_div
 
 #: Rows and columns of y that one threadgroup owns: two by two simdgroups.
@@ -40,7 +40,7 @@ def next_power_of_two(count: Index) -> Index:
     if isinstance(count, int):
         return 1 << (count - 1).bit_length() if count else 0
     # Fill all bits below the highest one of count - 1. Zero becomes all ones, and then zero again.
-    bits = (count - 1).value if isinstance(count, IndexValue) else constant(count - 1)
+    bits = as_value(count - 1)
     for shift in (1, 2, 4, 8, 16, 32):
         bits = arith.ori(bits, arith.shrui(bits, constant(shift)))
     return IndexValue(bits) + 1

@@ -50,7 +50,9 @@ def store_run(
 def store_zeros(kernel: AirKernel, matmul: Matmul, count: int, row: Word, column: Word) -> None:
     """Stores ``count`` zeros at (row, column) and right of it."""
     zero = float_constant(0.0, builder.element_type(matmul.result))
-    _store(kernel.buffer("result").at(wide(row) * matmul.n + wide(column)), [zero] * count, matmul.n)
+    _store(
+        kernel.buffer("result").at(wide(row) * matmul.n + wide(column)), [zero] * count, matmul.n
+    )
 
 
 def _store(target: Pointer, values: list[ir.Value], row_elements: int) -> None:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Vectors of stored elements as f32, exactly, with integer arithmetic.
 
-Used where no matrix instruction does it: the GEMV. AIR converts vectors of floats only by calls whose
-fp8 spelling no toolchain has shown, and f32 denormals flush, so the codes are widened by hand:
-magnitude bits go where f32 has them and the exponent's bias is added. A subnormal code is built as
+Used where no matrix instruction does it: the GEMV. AIR converts vectors of floats only by calls,
+whose fp8 spelling no toolchain has shown, and f32 denormals flush, so the codes are widened by
+hand: magnitude bits go where f32 has them and the exponent's bias is added. A subnormal code is built as
 ``2^e * (1 + m) - 2^e``, which is exact and never denormal.
 """
 

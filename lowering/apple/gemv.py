@@ -37,7 +37,7 @@ def serves(matmul: Matmul) -> str | None:
 
 
 def signature(matmul: Matmul, name: str) -> KernelSignature:
-    """The kernel's parameters: as the dense form has them, so that they can be tiers of one export."""
+    """The kernel's parameters, those of the dense form: both can be tiers of one dispatch."""
     reason = serves(matmul)
     if reason is not None:
         raise KernelError(reason)
@@ -67,9 +67,7 @@ def _column(matmul: Matmul, kernel: AirKernel, column: Word) -> None:
         other = kernel.call("air.simd_shuffle_xor.f32", builder.f32(), [total, mask])
         total = arith.addf(total, other)
     row = Word(builder.as_value(0))
-    when(
-        builder.equal(kernel.lane, 0), lambda: store_run(kernel, matmul, [total], row, column)
-    )
+    when(builder.equal(kernel.lane, 0), lambda: store_run(kernel, matmul, [total], row, column))
 
 
 def _sum_chunks(

@@ -28,7 +28,7 @@ from block32.lowering.problem import ceil_div
 
 
 def signature(matmul: Matmul, name: str) -> KernelSignature:
-    """The kernel's parameters; push constant 0 is the number of rows of x, of all groups together."""
+    """The kernel's parameters; push constant 0 counts the rows of x, of all groups together."""
     if not matmul.grouped:
         raise KernelError("the grouped form needs a grouped matmul")
     return KernelSignature(name, matmul.buffers(), 1, THREADS)
@@ -69,9 +69,7 @@ def _tile(
 
     def tile(base: Pointer, scales: Scales | None) -> SimdgroupTile:
         lhs = Operand(kernel.buffer("lhs").at(wide(first) * matmul.k), rows, matmul.k)
-        return SimdgroupTile(
-            kernel, matmul, lhs, Operand(base, matmul.n, matmul.k), origin, scales
-        )
+        return SimdgroupTile(kernel, matmul, lhs, Operand(base, matmul.n, matmul.k), origin, scales)
 
     def multiply() -> None:
         weights = kernel.buffer("rhs").at(wide(expert) * (matmul.n * matmul.k))

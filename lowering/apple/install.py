@@ -7,8 +7,7 @@ IREE compiles a kernel's body to Metal source, and nothing but the final binary 
 kernels ride along in an attribute of the module, and at phase hal they take the stub's place:
 
     module attributes {block32.air = {block32_kernels_0 = [
-        {name = "gemm_tier0", bitcode = dense<...> : tensor<...xi8>, threads = array<i32: 128, 1, 1>,
-         constants = 1 : i32, ...}]}} {
+        {name = "gemm_tier0", bitcode = dense<...> : tensor<...xi8>, constants = 1 : i32, ...}]}} {
 
 The stub's function carries the hash of its bitcode: IREE merges executables that look alike, and
 stubs would all look alike.

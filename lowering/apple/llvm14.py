@@ -50,7 +50,7 @@ def encode(text: str) -> bytes:
     """
     llvm = binding()
     try:
-        # A context of its own: in a shared one the names of struct types depend on what came before.
+        # A context of its own: in a shared one the names of structs depend on what came before.
         module = llvm.parse_assembly(text, llvm.create_context())
         module.verify()
     except RuntimeError as error:

@@ -213,9 +213,7 @@ class _Writer:
                 _tag(b"NAME", function.name.encode() + b"\0"),
                 _tag(b"TYPE", bytes([function.kind])),
                 _tag(b"HASH", function.sha256),
-                _tag(
-                    b"OFFT", struct.pack("<3Q", metadata_offset, metadata_offset, module_offset)
-                ),
+                _tag(b"OFFT", struct.pack("<3Q", metadata_offset, metadata_offset, module_offset)),
                 _tag(b"VERS", struct.pack("<4H", *versions)),
                 _tag(b"MDSZ", struct.pack("<Q", len(function.bitcode))),
             ]

@@ -4,8 +4,8 @@
 
 It reaches what no block-scaled matmul in a model asks for: weights without scales, transposed
 operands, the grouped form. Each function takes the kernel's buffers in binding order, fp8 operands
-and scales as bytes, and returns y. The grouped form updates its last operand in place, since rows of
-no group keep what they held.
+and scales as bytes, and returns y. The grouped form updates its last operand in place, since rows
+of no group keep what they held.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _STUB_PIPELINE = "#iree_gpu.spirv_pipeline<BaseLowering>"
 def stub_translation_info(threads: tuple[int, int, int]) -> str:
     """The ``#iree_codegen.translation_info`` of a stub, as text."""
     size = ", ".join(map(str, threads))
-    return (
-        f"#iree_codegen.translation_info<pipeline = {_STUB_PIPELINE} workgroup_size = [{size}]>"
-    )
+    return f"#iree_codegen.translation_info<pipeline = {_STUB_PIPELINE} workgroup_size = [{size}]>"
 
 
 @dataclass(frozen=True)

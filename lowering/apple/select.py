@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which form computes a matmul: a GEMV for one row of a weight that is not wide, tiles otherwise."""
+"""Which form computes a matmul: a GEMV for one row of a weight that is not wide, else tiles."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def mismatch(tier: KernelTier, problem: ScaledMatmul) -> str | None:
     for name in ("tile", "mma"):
         value, only = getattr(tier, name), getattr(default, name)
         if value is not None and value != only:
-            return f"{name} = {list(value)} for form '{tier.form}'; only {only and list(only)} exists"
+            return (
+                f"{name} = {list(value)} for form '{tier.form}'; only {only and list(only)} exists"
+            )
     for name in ("k_pack", "splits"):
         if getattr(tier, name) != 1:
             return f"{name} = {getattr(tier, name)}; kernels of this target have no {name}"

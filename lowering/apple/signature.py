@@ -4,7 +4,8 @@
 
 Parameter 0 is an argument buffer in constant space, a struct with one device pointer a binding.
 Push constants, when there are any, are u32 words in the buffer at Metal index 3. The position of
-the thread comes as trailing parameters. (Source: IREE 3.13, ``runtime/src/iree/hal/drivers/metal``.)
+the thread comes as trailing parameters. (Source: IREE 3.13's
+``runtime/src/iree/hal/drivers/metal``.)
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Every lane keeps the addresses of its runs and steps them along K. Rows beyond the matrix are not
 masked: their addresses are clamped to the last row, once, before the loop; what they compute is
-never stored. So one loop serves interior and edge tiles, and never reads out of bounds. Only K needs
-a mask, in the last step, where both operands are filled with zeros.
+never stored. So one loop serves interior and edge tiles, and never reads out of bounds. Only K
+needs a mask, in the last step, where both operands are filled with zeros.
 
 An operand stored with K along the rows has its runs across the clamped axis; an edge tile then
 loads element by element, and interior tiles have a loop of their own.
@@ -262,7 +262,9 @@ class SimdgroupTile:
         )
         return add_block(full, k - full, accumulators) if k > full else accumulators
 
-    def store(self, accumulators: list[ir.Value], row0: Int = 0, expert: Word | None = None) -> None:
+    def store(
+        self, accumulators: list[ir.Value], row0: Int = 0, expert: Word | None = None
+    ) -> None:
         """Stores what lies inside y, after the epilogue.
 
         Args:

@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The ``apple-m5`` target: fp8 matrix instructions of the M5 family, through IREE's Metal device."""
+"""The ``apple-m5`` target: fp8 matrix instructions of the M5 family, on IREE's Metal device."""
 
 from __future__ import annotations
 

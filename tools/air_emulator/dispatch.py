@@ -11,7 +11,7 @@ import numpy as np
 
 from block32.lowering.apple import llvm14
 from block32.lowering.apple.air_parser import Module, parse
-from block32.tools.air_emulator.faults import AbiFault
+from block32.tools.air_emulator.faults import AbiError
 from block32.tools.air_emulator.frame import SIMDGROUP_SIZE, Frame
 from block32.tools.air_emulator.interpreter import Program, Scheduler
 from block32.tools.air_emulator.memory import Buffer, Memory
@@ -43,7 +43,7 @@ class Kernel:
         """Decodes the module.
 
         Raises:
-            AbiFault: the module has no kernel of this name.
+            AbiError: the module has no kernel of this name.
             LlvmError: the bytes are no bitcode.
         """
         module = parse(llvm14.disassemble(bitcode))
@@ -71,11 +71,11 @@ class Kernel:
             seed: permutes threadgroups, lanes and frames; None runs them in order.
 
         Raises:
-            AirFault: the kernel did something wrong, or the arguments do not fit its metadata.
+            AirError: the kernel did something wrong, or the arguments do not fit its metadata.
         """
         count = int(np.prod(threads))
         if count % SIMDGROUP_SIZE or threads[1:] != (1, 1):
-            raise AbiFault(f"{threads} threads; expected (a multiple of 32, 1, 1)")
+            raise AbiError(f"{threads} threads; expected (a multiple of 32, 1, 1)")
         positions = _positions(grid, threadgroups)
         memory, registers = self._bind(bindings, constants, count, positions)
         generator = None if seed is None else np.random.default_rng(seed)
@@ -131,7 +131,7 @@ class Kernel:
 
         fields = self.metadata.fields
         if len(fields) != len(bindings):
-            raise AbiFault(
+            raise AbiError(
                 f"kernel '{self.name}' takes {len(fields)} bindings but got {len(bindings)}"
             )
         buffers = [
@@ -152,7 +152,7 @@ class Kernel:
             elif role == "air.buffer" and index == _PUSH_CONSTANT_INDEX:
                 registers[parameter.name] = np.array(memory.address(len(buffers) - 1))
             elif role in ("air.indirect_buffer", "air.buffer"):
-                raise AbiFault(f"IREE's runtime binds nothing at Metal index {index}")
+                raise AbiError(f"IREE's runtime binds nothing at Metal index {index}")
         return memory, registers
 
 
@@ -173,7 +173,7 @@ class KernelMetadata:
         """Reads the metadata of the kernel called ``name``.
 
         Raises:
-            AbiFault: there is no such kernel, or its parameters are not IREE's ABI.
+            AbiError: there is no such kernel, or its parameters are not IREE's ABI.
         """
         for kernel in module.metadata.get("air.kernel", []):
             assert isinstance(kernel, list)
@@ -181,12 +181,12 @@ class KernelMetadata:
                 nodes = kernel[2]
                 break
         else:
-            raise AbiFault(f"the module has no kernel called '{name}'")
+            raise AbiError(f"the module has no kernel called '{name}'")
         roles: list[tuple[str, int]] = []
         fields: tuple[tuple[str, str], ...] | None = None
         for position, node in enumerate(nodes):
             if node[0] != position:
-                raise AbiFault(f"parameter {position} of '{name}' has the metadata of {node[0]}")
+                raise AbiError(f"parameter {position} of '{name}' has the metadata of {node[0]}")
             index = 0
             if node[1] in ("air.buffer", "air.indirect_buffer"):
                 index = node[node.index("air.location_index") + 1]
@@ -194,7 +194,7 @@ class KernelMetadata:
                 fields = _argument_fields(node)
             roles.append((node[1], index))
         if fields is None or roles[0] != ("air.indirect_buffer", _ARGUMENT_BUFFER_INDEX):
-            raise AbiFault(f"parameter 0 of '{name}' is no argument buffer at Metal index 0")
+            raise AbiError(f"parameter 0 of '{name}' is no argument buffer at Metal index 0")
         return cls(tuple(roles), fields)
 
 
@@ -206,10 +206,10 @@ def _argument_fields(node: list) -> tuple[tuple[str, str], ...]:
         offset, size, _, _, name, kind, buffer = info[start : start + 7]
         number = len(fields)
         if (offset, size, kind) != (8 * number, 8, "air.indirect_argument"):
-            raise AbiFault(f"field {number} of the argument buffer is no device pointer")
+            raise AbiError(f"field {number} of the argument buffer is no device pointer")
         location = buffer.index("air.location_index")
         if buffer[location + 1] != number:
-            raise AbiFault(f"field {number} of the argument buffer has another binding's id")
+            raise AbiError(f"field {number} of the argument buffer has another binding's id")
         fields.append((name, buffer[location + 3]))
     return tuple(fields)
 
@@ -221,7 +221,7 @@ def _positions(
     if threadgroups is not None:
         positions = np.array(list(threadgroups), np.int64).reshape(-1, 3)
         if (positions < 0).any() or (positions >= np.array(grid)).any():
-            raise AbiFault(f"a threadgroup outside the grid {grid}")
+            raise AbiError(f"a threadgroup outside the grid {grid}")
         return positions
     z, y, x = np.indices((grid[2], grid[1], grid[0])).reshape(3, -1)
     return np.stack([x, y, z], axis=1)
@@ -229,9 +229,9 @@ def _positions(
 
 def _buffer(name: str, binding: Binding, writable: bool) -> Buffer:
     if binding.output and not writable:
-        raise AbiFault(f"binding '{name}' is an output, but the kernel only reads it")
+        raise AbiError(f"binding '{name}' is an output, but the kernel only reads it")
     if not binding.array.flags.c_contiguous:
-        raise AbiFault(f"binding '{name}' is not contiguous")
+        raise AbiError(f"binding '{name}' is not contiguous")
     data = binding.array.reshape(-1).view(np.uint8)
     initialized = np.zeros(data.size, np.bool_) if binding.output else None
     return Buffer(name, data, binding.output, initialized)
@@ -250,4 +250,4 @@ def _builtin(
         return (local // SIMDGROUP_SIZE).astype(np.uint32)
     if role in ("air.buffer", "air.indirect_buffer"):
         return None
-    raise AbiFault(f"builtin '{role}'")
+    raise AbiError(f"builtin '{role}'")

@@ -5,37 +5,37 @@
 from __future__ import annotations
 
 
-class AirFault(RuntimeError):
+class AirError(RuntimeError):
     """A kernel did something that is undefined or outside its contract."""
 
 
-class OutOfBoundsFault(AirFault):
+class OutOfBoundsError(AirError):
     """A load or store outside the buffer that the address was made from."""
 
 
-class PoisonFault(AirFault):
+class PoisonError(AirError):
     """A load of bytes that nobody has written, or a use of an undefined value."""
 
 
-class ReadOnlyFault(AirFault):
+class ReadOnlyError(AirError):
     """A store to a buffer that the kernel may only read."""
 
 
-class RaceFault(AirFault):
+class RaceError(AirError):
     """Two threads touch the same bytes, at least one of them writing."""
 
 
-class DivergenceFault(AirFault):
+class DivergenceError(AirError):
     """Lanes of a simdgroup do not reach the same simdgroup function together."""
 
 
-class AlignmentFault(AirFault):
+class AlignmentError(AirError):
     """An address that is not aligned as the instruction says."""
 
 
-class UnsupportedFault(AirFault):
+class UnsupportedError(AirError):
     """An instruction or function that the emulator does not know, or an endless loop."""
 
 
-class AbiFault(AirFault):
+class AbiError(AirError):
     """The bindings, constants or grid do not fit the kernel's metadata."""

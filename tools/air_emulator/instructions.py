@@ -15,7 +15,7 @@ from block32.lowering.apple.air_parser import (
     vector_length,
 )
 from block32.tools.air_emulator import values
-from block32.tools.air_emulator.faults import PoisonFault, UnsupportedFault
+from block32.tools.air_emulator.faults import PoisonError, UnsupportedError
 from block32.tools.air_emulator.frame import Frame
 
 #: A compiled instruction: it reads and writes the registers of a frame.
@@ -33,7 +33,7 @@ def reader(operand: Operand, undefined: bool = False) -> Callable[[Frame], np.nd
         return lambda frame: frame.registers[name]
     if operand.text in ("undef", "poison"):
         if not undefined:
-            raise PoisonFault(f"use of an undefined value of type {operand.type}")
+            raise PoisonError(f"use of an undefined value of type {operand.type}")
         shape = (vector_length(operand.type),) if vector_length(operand.type) else ()
         nothing = np.zeros(shape, values.dtype(operand.type))
         return lambda frame: nothing
@@ -54,7 +54,7 @@ def _signed(value: np.ndarray) -> np.ndarray:
 def _shift(operation: Callable) -> Callable:
     def shift(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if (b >= a.dtype.itemsize * 8).any():
-            raise PoisonFault("shift by at least the width of the value")
+            raise PoisonError("shift by at least the width of the value")
         return operation(a, b)
 
     return shift
@@ -63,7 +63,7 @@ def _shift(operation: Callable) -> Callable:
 def _division(operation: Callable) -> Callable:
     def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if (b == 0).any():
-            raise PoisonFault("integer division by zero")
+            raise PoisonError("integer division by zero")
         return operation(a, b)
 
     return divide
@@ -117,14 +117,14 @@ def compile_instruction(instruction: Instruction, structs: dict[str, tuple[str, 
     """A step that executes an instruction without control flow or a call.
 
     Raises:
-        UnsupportedFault: the instruction is not known here.
+        UnsupportedError: the instruction is not known here.
     """
     opcode = instruction.opcode
     if opcode in _BINARY or opcode in _FLOAT:
         return _binary(instruction)
     compiler = _COMPILERS.get(opcode)
     if compiler is None:
-        raise UnsupportedFault(f"instruction '{instruction.text}'")
+        raise UnsupportedError(f"instruction '{instruction.text}'")
     if opcode == "getelementptr":
         return _address(instruction, structs)
     return compiler(instruction)
@@ -148,7 +148,7 @@ def _binary(instruction: Instruction) -> Step:
         return step
     operation = _FLOAT[instruction.opcode]
     if element_of(instruction.type) != "float":
-        raise UnsupportedFault(f"instruction '{instruction.text}': arithmetic in f32 only")
+        raise UnsupportedError(f"instruction '{instruction.text}': arithmetic in f32 only")
 
     def float_step(frame: Frame) -> None:
         with np.errstate(all="ignore"):
@@ -171,7 +171,7 @@ def _compare(instruction: Instruction) -> Step:
     a, b = (reader(operand) for operand in instruction.operands)
     name, operation = _result(instruction), _COMPARE.get(instruction.predicate)
     if operation is None:
-        raise UnsupportedFault(f"instruction '{instruction.text}'")
+        raise UnsupportedError(f"instruction '{instruction.text}'")
 
     def step(frame: Frame) -> None:
         frame.registers[name] = np.asarray(operation(a(frame), b(frame)))
@@ -196,34 +196,7 @@ def _select(instruction: Instruction) -> Step:
 
 def _cast(instruction: Instruction) -> Step:
     source, name = reader(instruction.operands[0]), _result(instruction)
-    kind, from_kind = instruction.type, instruction.operands[0].type
-    target, opcode = values.dtype(kind), instruction.opcode
-    if kind.endswith("*"):
-        convert: Callable[[np.ndarray], np.ndarray] = np.asarray
-    elif opcode == "bitcast":
-
-        def convert(value: np.ndarray) -> np.ndarray:
-            return values.from_bytes(values.to_bytes(value, from_kind), kind)
-    elif opcode == "sext":
-
-        def convert(value: np.ndarray) -> np.ndarray:
-            if value.dtype == np.bool_:
-                return np.where(value, ~target.type(0), target.type(0))
-            return _signed(value).astype(_SIGNED[target.itemsize]).view(target)
-    elif opcode == "trunc" and element_of(kind) == "i1":
-
-        def convert(value: np.ndarray) -> np.ndarray:
-            return (value & 1).astype(np.bool_)
-    elif opcode == "fptrunc":
-
-        def convert(value: np.ndarray) -> np.ndarray:
-            return values.round_to(value, kind)
-    elif opcode in ("zext", "trunc", "fpext", "uitofp"):
-
-        def convert(value: np.ndarray) -> np.ndarray:
-            return value.astype(target)
-    else:
-        raise UnsupportedFault(f"instruction '{instruction.text}'")
+    convert = _conversion(instruction)
 
     def step(frame: Frame) -> None:
         frame.registers[name] = convert(np.asarray(source(frame)))
@@ -231,9 +204,35 @@ def _cast(instruction: Instruction) -> Step:
     return step
 
 
+def _conversion(instruction: Instruction) -> Callable[[np.ndarray], np.ndarray]:
+    """What a cast does to a value."""
+    opcode, kind = instruction.opcode, instruction.type
+    from_kind = instruction.operands[0].type
+    target = values.dtype(kind)
+    if kind.endswith("*"):
+        return np.asarray
+    if opcode == "bitcast":
+        return lambda value: values.from_bytes(values.to_bytes(value, from_kind), kind)
+    if opcode == "sext":
+        return lambda value: _sign_extend(value, target)
+    if opcode == "trunc" and element_of(kind) == "i1":
+        return lambda value: (value & 1).astype(np.bool_)
+    if opcode == "fptrunc":
+        return lambda value: values.round_to(value, kind)
+    if opcode in ("zext", "trunc", "fpext", "uitofp"):
+        return lambda value: value.astype(target)
+    raise UnsupportedError(f"instruction '{instruction.text}'")
+
+
+def _sign_extend(value: np.ndarray, target: np.dtype) -> np.ndarray:
+    if value.dtype == np.bool_:
+        return np.where(value, ~target.type(0), target.type(0))
+    return _signed(value).astype(_SIGNED[target.itemsize]).view(target)
+
+
 def _position(operand: Operand) -> int:
     if operand.is_name:
-        raise UnsupportedFault("a vector element at a position that is not constant")
+        raise UnsupportedError("a vector element at a position that is not constant")
     return int(operand.text)
 
 
@@ -267,7 +266,7 @@ def _shuffle(instruction: Instruction) -> Step:
     name, mask = _result(instruction), np.array(instruction.mask)
     count = vector_length(instruction.operands[0].type)
     if (mask < 0).any():
-        raise PoisonFault(f"undefined elements in '{instruction.text}'")
+        raise PoisonError(f"undefined elements in '{instruction.text}'")
     one_source = bool((mask < count).all())
 
     def step(frame: Frame) -> None:
@@ -275,9 +274,7 @@ def _shuffle(instruction: Instruction) -> Step:
         if not one_source:
             b = second(frame)
             rows = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
-            a = np.concatenate(
-                [np.broadcast_to(v, (*rows, v.shape[-1])) for v in (a, b)], axis=-1
-            )
+            a = np.concatenate([np.broadcast_to(v, (*rows, v.shape[-1])) for v in (a, b)], axis=-1)
         frame.registers[name] = a[..., mask]
 
     return step
@@ -290,7 +287,7 @@ def _address(instruction: Instruction, structs: dict[str, tuple[str, ...]]) -> S
     if source in structs:
         field = _position(indices[1])
         if not all(kind.endswith("*") for kind in structs[source]):
-            raise UnsupportedFault(f"struct {source} with fields that are no pointers")
+            raise UnsupportedError(f"struct {source} with fields that are no pointers")
         offset = 8 * field
 
         def field_step(frame: Frame) -> None:
@@ -298,7 +295,7 @@ def _address(instruction: Instruction, structs: dict[str, tuple[str, ...]]) -> S
 
         return field_step
     if len(indices) != 1:
-        raise UnsupportedFault(f"instruction '{instruction.text}'")
+        raise UnsupportedError(f"instruction '{instruction.text}'")
     size, index = np.int64(values.size_of(source)), reader(indices[0])
 
     def step(frame: Frame) -> None:

@@ -5,8 +5,9 @@
 Threads at one place execute together as a frame. A frame splits where a condition differs between
 its threads. At a simdgroup function only simdgroups with all 32 lanes go on; the others wait until
 their lanes arrive. When everybody waits, lanes are at different calls, or some have returned: that
-is undefined on a GPU and an error here. Without a seed the frame that is furthest behind runs first,
-which is how structured code reconverges; with one, threads are permuted and frames picked at random.
+is undefined on a GPU and an error here. Without a seed the frame that is furthest behind runs
+first, which is how structured code reconverges; with one, threads are permuted and frames picked
+at random.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from block32.lowering.apple.air_parser import Function, Instruction, Module, vector_length
-from block32.tools.air_emulator.faults import DivergenceFault, UnsupportedFault
+from block32.tools.air_emulator.faults import DivergenceError, UnsupportedError
 from block32.tools.air_emulator.frame import Frame
 from block32.tools.air_emulator.instructions import Step, compile_instruction, reader
 from block32.tools.air_emulator.intrinsics import LANE_FUNCTIONS, simdgroup_function
@@ -44,7 +45,7 @@ class Collective:
             value = operand(frame)
             if self._is_constant(position):
                 if value.ndim:
-                    raise UnsupportedFault(f"a flag of {self.callee} that is not constant")
+                    raise UnsupportedError(f"a flag of {self.callee} that is not constant")
                 arguments.append(value)
                 continue
             lane_shape = value.shape[-1:] if "matrix" in self.callee else ()
@@ -106,7 +107,7 @@ class Program:
             return Collective(instruction.callee, name, operands, function)
         lane_function = LANE_FUNCTIONS.get(instruction.callee)
         if lane_function is None:
-            raise UnsupportedFault(f"call of '{instruction.callee}'")
+            raise UnsupportedError(f"call of '{instruction.callee}'")
 
         def step(frame: Frame) -> None:
             frame.registers[name] = lane_function(*(operand(frame) for operand in operands))
@@ -163,7 +164,8 @@ class Scheduler:
         """Runs the frames until every thread has returned.
 
         Raises:
-            DivergenceFault: lanes of a simdgroup wait at different calls, or for lanes that are gone.
+            DivergenceError: lanes of a simdgroup wait at different calls, or for others that
+                have returned.
         """
         self.runnable = frames
         while self.runnable or self.waiting:
@@ -200,7 +202,7 @@ class Scheduler:
             else:
                 self.waiting.append(frame)
         if not self.runnable:
-            raise DivergenceFault(self._describe_waiting())
+            raise DivergenceError(self._describe_waiting())
 
     def _describe_waiting(self) -> str:
         frame = self.waiting[0]
@@ -217,7 +219,7 @@ class Scheduler:
         """Runs a frame to the end of its block, or to where it has to wait."""
         self.blocks_left -= 1
         if self.blocks_left < 0:
-            raise UnsupportedFault(f"kernel runs for more than {_BLOCK_LIMIT} blocks")
+            raise UnsupportedError(f"kernel runs for more than {_BLOCK_LIMIT} blocks")
         block = self.program.blocks[frame.block]
         for index in range(frame.index, len(block.steps)):
             step = block.steps[index]

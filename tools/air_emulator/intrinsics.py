@@ -3,8 +3,8 @@
 """What the ``air.*`` functions compute.
 
 A simdgroup function sees whole simdgroups: arrays with a row a thread, 32 rows a simdgroup in lane
-order. The lane layout of the matrix instruction is stated here anew, as an array, and not taken from
-the code that writes kernels.
+order. The lane layout of the matrix instruction is stated here anew, as an array, and not taken
+from the code that writes kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from block32.tools.air_emulator.faults import UnsupportedFault
+from block32.tools.air_emulator.faults import UnsupportedError
 from block32.tools.air_emulator.frame import SIMDGROUP_SIZE
 from block32.tools.air_emulator.instructions import flush
 
@@ -44,11 +44,11 @@ _DECODE = {
 }
 
 
-def _tiles(lanes: np.ndarray, transposed: np.ndarray) -> np.ndarray:
+def _tiles(lanes: np.ndarray, transposed: bool) -> np.ndarray:
     """Lane registers [threads, 8] as tiles [simdgroups, 16, 16]."""
     flat = lanes.reshape(-1, SIMDGROUP_SIZE * _SLOTS)
     tiles = flat[:, _TO_TILE].reshape(-1, _TILE, _TILE)
-    return tiles.transpose(0, 2, 1) if bool(transposed) else tiles
+    return tiles.transpose(0, 2, 1) if transposed else tiles
 
 
 def _matrix_multiply(lhs_type: str, rhs_type: str) -> Callable[..., np.ndarray]:
@@ -58,9 +58,12 @@ def _matrix_multiply(lhs_type: str, rhs_type: str) -> Callable[..., np.ndarray]:
     def multiply(
         a: np.ndarray, a_flag: np.ndarray, b: np.ndarray, b_flag: np.ndarray, c: np.ndarray
     ) -> np.ndarray:
-        lhs, rhs = _tiles(operand(a, lhs_type), a_flag), _tiles(operand(b, rhs_type), b_flag)
+        lhs, rhs = (
+            _tiles(operand(a, lhs_type), bool(a_flag)),
+            _tiles(operand(b, rhs_type), bool(b_flag)),
+        )
         with np.errstate(all="ignore"):
-            result = np.matmul(lhs, rhs) + _tiles(c, np.False_)
+            result = np.matmul(lhs, rhs) + _tiles(c, False)
         return flush(result.reshape(-1, _TILE * _TILE)[:, _TO_LANES].reshape(-1, _SLOTS))
 
     return multiply
@@ -69,13 +72,13 @@ def _matrix_multiply(lhs_type: str, rhs_type: str) -> Callable[..., np.ndarray]:
 def _shuffle_xor(value: np.ndarray, mask: np.ndarray) -> np.ndarray:
     lanes = np.arange(SIMDGROUP_SIZE) ^ int(mask)
     if lanes.max() >= SIMDGROUP_SIZE:
-        raise UnsupportedFault(f"shuffle with mask {int(mask)}")
+        raise UnsupportedError(f"shuffle with mask {int(mask)}")
     return value.reshape(-1, SIMDGROUP_SIZE)[:, lanes].reshape(-1)
 
 
 def _leading_zeros(value: np.ndarray, zero_is_undefined: np.ndarray) -> np.ndarray:
     if bool(zero_is_undefined) and (value == 0).any():
-        raise UnsupportedFault("leading zeros of 0 where that is undefined")
+        raise UnsupportedError("leading zeros of 0 where that is undefined")
     bits = np.floor(np.log2(np.maximum(value, 1).astype(np.float64))).astype(np.int64)
     return np.where(value == 0, 32, 31 - bits).astype(np.uint32)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from block32.tools.air_emulator.faults import (
-    AirFault,
-    AlignmentFault,
-    OutOfBoundsFault,
-    PoisonFault,
-    RaceFault,
-    ReadOnlyFault,
+    AirError,
+    AlignmentError,
+    OutOfBoundsError,
+    PoisonError,
+    RaceError,
+    ReadOnlyError,
 )
 
 _OFFSET_BITS = 40
@@ -87,7 +87,7 @@ class Memory:
         for buffer, where, offsets in self._by_buffer(pointers, size, alignment, threads):
             who, what = (threads, values) if where is None else (threads[where], values[where])
             if not buffer.writable:
-                self._fault(ReadOnlyFault, who[0], f"store to the read-only buffer {buffer.name}")
+                self._fault(ReadOnlyError, who[0], f"store to the read-only buffer {buffer.name}")
             index = offsets[:, None] + np.arange(size)
             owner = np.broadcast_to(who[:, None], index.shape)
             for others, did in ((buffer.writer, "wrote"), (buffer.reader, "read")):
@@ -116,7 +116,7 @@ class Memory:
             offsets = (pointers if where is None else pointers[where]) & _OFFSET_MASK
             who = threads if where is None else threads[where]
             if not 1 <= identity <= len(self.buffers):
-                self._fault(OutOfBoundsFault, who[0], "access through an address of no buffer")
+                self._fault(OutOfBoundsError, who[0], "access through an address of no buffer")
             buffer = self.buffers[identity - 1]
             bad = offsets + size > buffer.data.size
             if bad.any():
@@ -125,11 +125,11 @@ class Memory:
                     f"{size} bytes at offset {int(offsets[at])} of buffer {buffer.name}, "
                     f"which has {buffer.data.size}"
                 )
-                self._fault(OutOfBoundsFault, who[at], message)
+                self._fault(OutOfBoundsError, who[at], message)
             if alignment > 1 and (offsets & (alignment - 1)).any():
                 at = int(np.argmax((offsets & (alignment - 1)) != 0))
                 message = f"offset {int(offsets[at])} of {buffer.name} is not {alignment}-aligned"
-                self._fault(AlignmentFault, who[at], message)
+                self._fault(AlignmentError, who[at], message)
             yield buffer, where, offsets
 
     def _check_load(self, buffer: Buffer, offsets: np.ndarray, size: int, who: np.ndarray) -> None:
@@ -139,7 +139,7 @@ class Memory:
         if buffer.initialized is not None and not buffer.initialized[index].all():
             at = int(np.argmin(buffer.initialized[index].all(axis=1)))
             message = f"load of unwritten bytes at offset {int(offsets[at])} of {buffer.name}"
-            self._fault(PoisonFault, who[at], message)
+            self._fault(PoisonError, who[at], message)
         if buffer.writable:
             owner = np.broadcast_to(who[:, None], index.shape)
             seen = buffer.writer[index]
@@ -164,9 +164,9 @@ class Memory:
         other = int(seen[at])
         whom = "several threads" if other == _MANY else self._describe(other)
         message = f"{does} byte {int(index[at])} of {buffer.name}, which {whom} {did}"
-        self._fault(RaceFault, int(owner[at]), message)
+        self._fault(RaceError, int(owner[at]), message)
 
-    def _fault(self, kind: type[AirFault], thread: int, message: str) -> None:
+    def _fault(self, kind: type[AirError], thread: int, message: str) -> None:
         raise kind(f"{self._describe(int(thread))}: {message}")
 
 

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from block32.lowering.apple.air_parser import element_of, split_top, vector_length
-from block32.tools.air_emulator.faults import UnsupportedFault
+from block32.tools.air_emulator.faults import UnsupportedError
 
 _DTYPES = {
     "i1": np.dtype(np.bool_),
@@ -37,7 +37,7 @@ def dtype(kind: str) -> np.dtype:
     if element.endswith("*"):
         return np.dtype(np.int64)
     if element not in _DTYPES:
-        raise UnsupportedFault(f"type {kind}")
+        raise UnsupportedError(f"type {kind}")
     return _DTYPES[element]
 
 
@@ -47,7 +47,7 @@ def size_of(kind: str) -> int:
     if element.endswith("*"):
         return 8
     if element not in _SIZES:
-        raise UnsupportedFault(f"type {kind}")
+        raise UnsupportedError(f"type {kind}")
     return _SIZES[element] * (vector_length(kind) or 1)
 
 
@@ -108,4 +108,4 @@ def _float(kind: str, text: str) -> np.ndarray:
     try:
         return np.array(float(text), dtype(kind))
     except ValueError:
-        raise UnsupportedFault(f"constant '{kind} {text}'") from None
+        raise UnsupportedError(f"constant '{kind} {text}'") from None

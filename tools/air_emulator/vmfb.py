@@ -10,7 +10,7 @@ from block32.lowering.apple import executable
 from block32.lowering.apple.executable import Pipeline
 from block32.lowering.apple.metallib import Metallib
 from block32.tools.air_emulator.dispatch import Binding, Kernel
-from block32.tools.air_emulator.faults import AbiFault
+from block32.tools.air_emulator.faults import AbiError
 
 
 class LoadedKernel:
@@ -31,21 +31,19 @@ class LoadedKernel:
         """Runs the kernel; see `Kernel.dispatch`.
 
         Raises:
-            AirFault: the kernel did something wrong, or the arguments do not fit.
+            AirError: the kernel did something wrong, or the arguments do not fit.
         """
         if len(constants) != self.pipeline.constants:
-            raise AbiFault(
+            raise AbiError(
                 f"'{self.pipeline.name}' takes {self.pipeline.constants} push constants "
                 f"but got {len(constants)}"
             )
         if len(bindings) != len(self.pipeline.bindings):
-            raise AbiFault(
+            raise AbiError(
                 f"'{self.pipeline.name}' takes {len(self.pipeline.bindings)} bindings "
                 f"but got {len(bindings)}"
             )
-        self.kernel.dispatch(
-            bindings, grid, self.pipeline.threads, constants, threadgroups, seed
-        )
+        self.kernel.dispatch(bindings, grid, self.pipeline.threads, constants, threadgroups, seed)
 
 
 def load_kernels(vmfb: bytes) -> dict[str, LoadedKernel]:
@@ -53,7 +51,7 @@ def load_kernels(vmfb: bytes) -> dict[str, LoadedKernel]:
 
     Raises:
         ExecutableError: an executable is damaged.
-        AbiFault: two kernels share a name, or a pipeline's function is no kernel.
+        AbiError: two kernels share a name, or a pipeline's function is no kernel.
     """
     kernels: dict[str, LoadedKernel] = {}
     for found in executable.find_all(vmfb):
@@ -61,6 +59,6 @@ def load_kernels(vmfb: bytes) -> dict[str, LoadedKernel]:
             continue
         for pipeline in found.pipelines:
             if pipeline.name in kernels:
-                raise AbiFault(f"the vmfb has two kernels called '{pipeline.name}'")
+                raise AbiError(f"the vmfb has two kernels called '{pipeline.name}'")
             kernels[pipeline.name] = LoadedKernel(pipeline, found.metallib)
     return kernels
