@@ -1,0 +1,143 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The metallib reader and writer: files of Apple's own byte for byte, damage refused by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from block32.lowering.apple.metallib import (
+    HEADER_SIZE,
+    Function,
+    FunctionKind,
+    Metallib,
+    MetallibError,
+    Version,
+    read,
+)
+
+#: A folder of .metallib files that Apple's toolchain built; they are not part of this project.
+FIXTURES = os.environ.get("BLOCK32_METALLIB_FIXTURES", "")
+
+
+def _library(count: int = 2, reflection: bool = False) -> Metallib:
+    functions = tuple(
+        Function(
+            name=f"kernel{i}",
+            bitcode=bytes([i + 1]) * (64 + 16 * i),
+            air_version=Version(2, 8),
+            language_version=Version(4, 0),
+            reflection=b"RBUF" + bytes(7 + i) + b"ENDT" if reflection else None,
+        )
+        for i in range(count)
+    )
+    return Metallib(functions, os_version=Version(26, 0))
+
+
+def _fixtures() -> list[Path]:
+    return sorted(Path(FIXTURES).glob("*.metallib")) if FIXTURES else []
+
+
+@pytest.mark.skipif(
+    not _fixtures(), reason="BLOCK32_METALLIB_FIXTURES names no folder with Apple's own metallibs"
+)
+@pytest.mark.parametrize("path", _fixtures(), ids=lambda path: path.name)
+def test_apples_own_files_come_back_byte_for_byte(path: Path) -> None:
+    data = path.read_bytes()
+    library = read(data)
+    assert library.to_bytes() == data
+    assert all(f.bitcode[:4] == bytes.fromhex("dec0170b") for f in library.functions)
+
+
+@pytest.mark.parametrize("library", [_library(1), _library(3), _library(2, reflection=True)])
+@pytest.mark.parametrize("extras", [{}, {"dynamic_name": "x.metallib"}, {"uuid": bytes(range(16))}])
+def test_what_is_written_is_read(library: Metallib, extras: dict) -> None:
+    library = Metallib(library.functions, library.os_version, **extras)
+    assert read(library.to_bytes()) == library
+
+
+def test_layout_of_the_header_and_the_function_list() -> None:
+    """Offsets by hand, so that reader and writer cannot be wrong in the same way."""
+    data = _library(1).to_bytes()
+    assert data[:24].hex(" ") == (
+        "4d 54 4c 42 01 80 02 00 09 00 00 81 1a 00 00 00 " + len(data).to_bytes(8, "little").hex(" ")
+    )
+    assert int.from_bytes(data[24:32], "little") == HEADER_SIZE == 88
+    assert data[88:92] == (1).to_bytes(4, "little")
+    assert data[96:106] == b"NAME\x08\x00kern"
+    module_at = int.from_bytes(data[72:80], "little")
+    assert data[module_at : module_at + 64] == bytes([1]) * 64
+
+
+def test_every_truncation_is_refused() -> None:
+    data = _library(2, reflection=True).to_bytes()
+    for size in range(len(data)):
+        with pytest.raises(MetallibError):
+            read(data[:size])
+
+
+@given(st.data())
+def test_damage_is_refused_or_shows(draw: st.DataObject) -> None:
+    """One flipped bit anywhere: an error, or a library that differs. Never another exception."""
+    library = _library(2, reflection=True)
+    data = bytearray(library.to_bytes())
+    at = draw.draw(st.integers(0, len(data) - 1))
+    data[at] ^= 1 << draw.draw(st.integers(0, 7))
+    try:
+        assert read(bytes(data)) != library
+    except MetallibError:
+        pass
+
+
+def test_a_changed_module_is_refused_by_its_hash() -> None:
+    data = bytearray(_library(1).to_bytes())
+    data[-1] ^= 1
+    with pytest.raises(MetallibError, match="module of function 'kernel0' does not have the hash"):
+        read(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, b"MTLX", "not a metallib: expected the magic 'MTLB' but got b'MTLX'"),
+        (11, b"\x82", "metallib is for platform 0x82; only macOS"),
+        (10, b"\x02", "metallib has file type 2; only executable libraries"),
+        (16, b"\x00", "metallib is followed by foreign bytes"),
+        (96, b"NAMX", "function 0 at offset 96 has an unknown tag b'NAMX'"),
+    ],
+)
+def test_foreign_files_are_named(at: int, value: bytes, message: str) -> None:
+    data = bytearray(_library(1).to_bytes())
+    data[at : at + len(value)] = value
+    with pytest.raises(MetallibError, match=message.replace("(", r"\(")):
+        read(bytes(data))
+
+
+def test_other_files_are_no_metallibs() -> None:
+    for data in (b"", b"MT", b"\x7fELF" + bytes(200)):
+        with pytest.raises(MetallibError):
+            read(data)
+
+
+def test_two_functions_of_one_name_are_refused() -> None:
+    function = _library(1).functions[0]
+    with pytest.raises(MetallibError, match="two functions called 'kernel0'"):
+        Metallib((function, function), Version(26, 0)).to_bytes()
+
+
+def test_reflection_of_only_some_functions_is_refused() -> None:
+    functions = (_library(1).functions[0], _library(2, reflection=True).functions[1])
+    with pytest.raises(MetallibError, match="either all functions"):
+        Metallib(functions, Version(26, 0)).to_bytes()
+
+
+def test_a_function_that_is_not_there_is_named_with_those_that_are() -> None:
+    library = _library(2)
+    assert library.function("kernel1").kind is FunctionKind.KERNEL
+    with pytest.raises(MetallibError, match="no function 'gemm'; it has: kernel0, kernel1"):
+        library.function("gemm")
