@@ -419,6 +419,8 @@ def _branch(text: str) -> dict:
     parts = split_top(text)
     labels = tuple(part.split()[1][1:] for part in parts if part.startswith("label"))
     operands = tuple(parse_operand(part) for part in parts if not part.startswith("label"))
+    if [operand.type for operand in operands] != ["i1"] * (len(labels) - 1):
+        raise ValueError("expected a label, or a condition and two labels")
     return {"type": "void", "operands": operands, "labels": labels}
 
 

@@ -11,7 +11,16 @@ from block32.lowering.apple.atoms import SimdgroupAtom, atoms
 from block32.lowering.apple.signature import KernelError
 
 #: Row, and columns of slots 0 to 3, of some lanes, written out from the published layout.
-CORNERS = {0: (0, 0), 1: (0, 4), 2: (1, 0), 7: (3, 4), 8: (0, 8), 15: (3, 12), 16: (4, 0), 31: (7, 12)}
+CORNERS = {
+    0: (0, 0),
+    1: (0, 4),
+    2: (1, 0),
+    7: (3, 4),
+    8: (0, 8),
+    15: (3, 12),
+    16: (4, 0),
+    31: (7, 12),
+}
 
 
 @pytest.mark.parametrize("atom", atoms(), ids=lambda atom: f"{atom.lhs}-{atom.rhs}")
@@ -41,10 +50,7 @@ def test_a_type_without_an_instruction_is_named() -> None:
 
 def test_name_and_signature_of_the_mixed_pair() -> None:
     atom = SimdgroupAtom("bf16", "f8E4M3FN")
-    name = (
-        "air.simdgroup_matrix_16x16x16_multiply_accumulate.f.f."
-        "v8f32.v8bf16.v8f8e4m3fn.v8f32"
-    )
+    name = "air.simdgroup_matrix_16x16x16_multiply_accumulate.f.f.v8f32.v8bf16.v8f8e4m3fn.v8f32"
     assert atom.intrinsic == name
     known = INTRINSICS[name]
     assert (known.result, known.operands) == (

@@ -65,7 +65,8 @@ def test_layout_of_the_header_and_the_function_list() -> None:
     """Offsets by hand, so that reader and writer cannot be wrong in the same way."""
     data = _library(1).to_bytes()
     assert data[:24].hex(" ") == (
-        "4d 54 4c 42 01 80 02 00 09 00 00 81 1a 00 00 00 " + len(data).to_bytes(8, "little").hex(" ")
+        "4d 54 4c 42 01 80 02 00 09 00 00 81 1a 00 00 00 "
+        + len(data).to_bytes(8, "little").hex(" ")
     )
     assert int.from_bytes(data[24:32], "little") == HEADER_SIZE == 88
     assert data[88:92] == (1).to_bytes(4, "little")

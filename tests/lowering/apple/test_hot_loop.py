@@ -1,0 +1,66 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The instruction mix of the loops, in the bitcode after LLVM's passes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from block32.lowering.apple import llvm14
+from block32.lowering.apple.air_parser import parse
+from block32.lowering.apple.air_statistics import Loop, hot_loop, innermost_loops
+from block32.lowering.apple.library import compile_matmul
+from block32.lowering.apple.matmul import Matmul
+
+
+def _hot_loop(matmul: Matmul, form: str = "tiled") -> Loop:
+    text = llvm14.disassemble(compile_matmul(matmul, form, "kernel").bitcode)
+    loop = hot_loop(parse(text).functions["kernel"])
+    assert loop is not None
+    return loop
+
+
+@pytest.mark.parametrize(
+    "matmul",
+    [
+        Matmul(n=4096, k=4096),
+        Matmul(n=4097, k=575),
+        Matmul(n=64, k=64, lhs="f8E4M3FN", rhs="f8E5M2"),
+        Matmul(n=64, k=64, lhs_transposed=True, rhs_transposed=True),
+        Matmul(n=64, k=64, grouped=True, expert_scale=True),
+    ],
+    ids=str,
+)
+def test_a_step_is_four_matrix_instructions_and_eight_vector_loads(matmul: Matmul) -> None:
+    loop = _hot_loop(matmul, "grouped" if matmul.grouped else "tiled")
+    assert (loop.matrix, loop.vector_loads, loop.scalar_loads, loop.stores) == (4, 8, 0, 0)
+    assert loop.others.total() <= 12
+
+
+def test_a_block_of_32_scaled_uniformly_costs_one_scale_load() -> None:
+    loop = _hot_loop(Matmul(n=4096, k=4096, rhs_block=(32, 32)))
+    assert (loop.matrix, loop.vector_loads, loop.scalar_loads, loop.stores) == (8, 16, 1, 0)
+    assert loop.others["fmul"] == 8 and loop.others["fadd"] == 4
+
+
+def test_gemv_loads_by_vectors_alone() -> None:
+    loop = _hot_loop(Matmul(n=64, k=4096), "gemv")
+    assert (loop.matrix, loop.vector_loads, loop.scalar_loads, loop.stores) == (0, 8, 0, 0)
+
+
+def test_interior_and_edge_have_loops_of_their_own_where_runs_cross_the_edge() -> None:
+    matmul = Matmul(n=64, k=64, lhs_transposed=True)
+    text = llvm14.disassemble(compile_matmul(matmul, "tiled", "kernel").bitcode)
+    loops = innermost_loops(parse(text).functions["kernel"])
+    assert sorted(loop.scalar_loads for loop in loops) == [0, 16]
+
+
+def test_compiling_takes_processor_time_in_moderation() -> None:
+    """Under two seconds a kernel; processor time, since other processes may be running."""
+    start = time.process_time()
+    compile_matmul(
+        Matmul(n=4096, k=4095, rhs_block=(1, 32), lhs="f8E4M3FN", lhs_scaled=True), "tiled", "k"
+    )
+    assert time.process_time() - start < 2.0
