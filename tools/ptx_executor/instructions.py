@@ -237,12 +237,12 @@ def _cp(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
         assert isinstance(pending, int)
         warp.finish_groups(pending)
         return
-    size = operands[2]
+    target, source, size, *rest = operands
     assert isinstance(size, int)
-    valid = np.full(32, size) if len(operands) < 4 else warp.read(operands[3]).astype(np.int64)
+    valid = warp.read(rest[0]).astype(np.int64) if rest else np.full(32, size)
     active = warp.active
-    targets = warp.addresses(operands[0])
-    sources = warp.addresses(operands[1])
+    targets = warp.addresses(target)
+    sources = warp.addresses(source)
     data = np.zeros((active.sum(), size), np.uint8)
     whole = valid[active] == size
     if not (whole | (valid[active] == 0)).all():

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block32.tools.ptx_executor import matrix
+from block32.tools.ptx_executor.instructions import execute
 from block32.tools.ptx_executor.memory import SHARED_BASE, GlobalMemory, PtxError, SharedMemory
 from block32.tools.ptx_executor.parser import Instruction, PtxKernel
 from block32.tools.ptx_executor.warp import Event, Warp
@@ -68,7 +69,7 @@ def _run_workgroup(
     common |= dict(zip(kernel.parameters, values, strict=True))
     common |= dict.fromkeys(kernel.shared, SHARED_BASE)
     warps = [
-        Warp(kernel, index, _constants(common, index), device, shared)
+        Warp(kernel, index, _constants(common, index), device, shared, execute)
         for index in range(kernel.threads // 32)
     ]
     try:

@@ -21,7 +21,7 @@ _DTYPES = {
 }
 
 
-def unpack(words: Words, name: str) -> NDArray[np.float64]:
+def unpack(words: NDArray[np.unsignedinteger], name: str) -> NDArray[np.float64]:
     """The elements of 32-bit registers, ``[..., registers * elements]``."""
     return np.ascontiguousarray(words).view(_DTYPES[name]).astype(np.float64)
 
@@ -65,9 +65,10 @@ def wgmma(
     a: NDArray[np.uint8], b: NDArray[np.uint8], types: tuple[str, str]
 ) -> NDArray[np.float32]:
     """``wgmma.m64nNk32``: bytes ``[64, 32]`` and ``[N, 32]`` to registers ``[128, N / 2]``."""
-    total = a.view(_DTYPES[types[0]]).astype(np.float64) @ b.view(_DTYPES[types[1]]).astype(
-        np.float64
-    ).T
+    total = (
+        a.view(_DTYPES[types[0]]).astype(np.float64)
+        @ b.view(_DTYPES[types[1]]).astype(np.float64).T
+    )
     lane = np.arange(128)
     registers = np.arange(b.shape[0] // 2)
     row = (lane // 32 * 16 + lane % 32 // 4)[:, None] + 8 * (registers // 2 % 2)

@@ -8,7 +8,7 @@ at an instruction that needs the whole warp, lanes wait for the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,13 +42,14 @@ class Event:
 
 @dataclass
 class Warp:
-    """The state of one warp."""
+    """The state of one warp; ``execute`` runs an instruction in its active lanes."""
 
     kernel: PtxKernel
     number: int
     constants: dict[str, Bits]
     device: GlobalMemory
     shared: SharedMemory
+    execute: Callable[[Warp, Instruction], None]
     registers: dict[str, Bits] = field(default_factory=dict)
     open_copies: list[Copy] = field(default_factory=list)
     groups: list[list[Copy]] = field(default_factory=list)
@@ -56,8 +57,6 @@ class Warp:
 
     def run(self) -> Iterator[Event]:
         """Run to the end; gives an event at each place where other warps have to arrive."""
-        from block32.tools.ptx_executor.instructions import execute  # it imports this module
-
         waiting: dict[int, Lanes] = {0: np.ones(32, bool)}
         end = len(self.kernel.instructions)
         while waiting:
@@ -81,7 +80,7 @@ class Warp:
                 yield Event(instruction.opcode.split(".")[0], instruction)
             elif taken.any():
                 try:
-                    execute(self, instruction)
+                    self.execute(self, instruction)
                 except PtxError as error:
                     raise PtxError(f"{error}: {instruction.text}") from None
             self._merge(waiting, at + 1, lanes)
