@@ -16,9 +16,15 @@ from typing import Final
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
-from block32.lowering.common.index import Index, IndexValue
+from block32.lowering.common.index import Index
 from block32.lowering.nvidia import instructions as ptx
-from block32.lowering.nvidia.atoms import LANE_ELEMENTS, LANE_ORDERS, LaneOrder, MmaAtom, block_bytes
+from block32.lowering.nvidia.atoms import (
+    LANE_ELEMENTS,
+    LANE_ORDERS,
+    LaneOrder,
+    MmaAtom,
+    block_bytes,
+)
 from block32.lowering.nvidia.instructions import Pointer
 from block32.lowering.nvidia.shared_tile import CHUNK_BYTES, SharedTile
 from block32.lowering.problem import ELEMENT_BITS
@@ -69,7 +75,7 @@ class FragmentReader:
         chunks = block_bytes(self.element) // CHUNK_BYTES
         return max(1, 4 // (self.groups_at_once * chunks))
 
-    def lane_offsets(self, lane: IndexValue, row: Index, groups: int, blocks: int) -> list[Index]:
+    def lane_offsets(self, lane: Index, row: Index, groups: int, blocks: int) -> list[Index]:
         """Byte offsets of a lane's loads that read ``groups`` x 8 rows of ``blocks`` blocks.
 
         ``row`` is the first row, a multiple of 8. One offset is one ``ldmatrix``, or one load of a
@@ -88,9 +94,7 @@ class FragmentReader:
             offsets.append(offset + column % per_chunk * self._run_bytes)
         return offsets
 
-    def _matrix_offsets(
-        self, lane: IndexValue, row: Index, groups: int, blocks: int
-    ) -> list[Index]:
+    def _matrix_offsets(self, lane: Index, row: Index, groups: int, blocks: int) -> list[Index]:
         matrices = groups * blocks * block_bytes(self.element) // CHUNK_BYTES
         assert matrices % 4 == 0, "ldmatrix reads four matrices"
         in_matrix, matrix = lane % 8, lane // 8
@@ -149,7 +153,7 @@ class FragmentReader:
 
     def _decode_fp8(self, raw: list[ir.Value]) -> Fragment:
         if self.order.pairs[0] != (0, 1):
-            raw = [_permute_bytes(*raw, 0x5140), _permute_bytes(*raw, 0x7362)]
+            raw = [_permute_bytes(raw[0], raw[1], selector) for selector in (0x5140, 0x7362)]
         halves = [half(r) for r in raw for half in (ptx.low_half, ptx.high_half)]
         pairs = [_decode_fp8_pair(half, _PTX_NAMES[self.element]) for half in halves]
         return [_f16_to_bf16_pair(p) for p in pairs] if self.pair_type == "bf16" else pairs
@@ -215,7 +219,7 @@ def _pick_halves(raw: list[ir.Value], order: LaneOrder) -> Fragment:
         return raw
     fragment: Fragment = []
     for first, second in order.pairs:
-        selector = (0x7632 if first % 2 else 0x5410)
+        selector = 0x7632 if first % 2 else 0x5410
         fragment.append(_permute_bytes(raw[first // 2], raw[second // 2], selector))
     return fragment
 

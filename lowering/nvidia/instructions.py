@@ -144,8 +144,8 @@ def row_offset(row: Index, pitch: int, column: Index = 0) -> Index:
     if isinstance(row, int) and isinstance(column, int):
         return row * pitch + column
     wide_row = IndexValue(arith.extui(i64(), i32_value(row)))
-    wide_column = column if isinstance(column, int) else IndexValue(
-        arith.extui(i64(), i32_value(column))
+    wide_column = (
+        column if isinstance(column, int) else IndexValue(arith.extui(i64(), i32_value(column)))
     )
     return wide_row * pitch + wide_column
 
@@ -246,7 +246,7 @@ def inline_ptx(
     results: Sequence[ir.Type],
     has_side_effects: bool = False,
 ) -> list[ir.Value]:
-    """An instruction that has no operation: PTX with ``$0``, ``$1``, ... as in LLVM's inline asm."""
+    """An instruction that no operation stands for: PTX with ``$0``, ... as LLVM's inline asm."""
     if len(results) > 1:
         result = ir.Type.parse(f"!llvm.struct<({', '.join(map(str, results))})>")
     else:

@@ -66,8 +66,7 @@ class Chip:
             f"wgp = <{workgroup_processor}>>"
         )
         executable = (
-            '#hal.executable.target<"cuda", "cuda-nvptx-fb", '
-            f"{{iree_codegen.target_info = {gpu}}}>"
+            f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {gpu}}}>'
         )
         return f'#hal.device.target<"cuda", [{executable}]> : !hal.device'
 

@@ -45,8 +45,6 @@ def unsupported(problem: ScaledMatmul) -> str | None:
         return f"no kernel for an unscaled activation of {problem.lhs}, only of bf16 and f16"
     if ELEMENT_BITS[problem.rhs] > 8:
         return f"no kernel for a weight of {problem.rhs}"
-    if problem.epilogue.operand_names() or problem.epilogue.activation:
-        return "no epilogue in the kernel yet"
     return None
 
 
@@ -95,9 +93,7 @@ def _wgmma_tier(problem: ScaledMatmul, chip: Chip, max_m: int | None) -> KernelT
     return _fit(problem, tier, chip)
 
 
-def _splits(
-    problem: ScaledMatmul, chip: Chip, block_n: int, block_k: int, tiles_m: int
-) -> int:
+def _splits(problem: ScaledMatmul, chip: Chip, block_n: int, block_k: int, tiles_m: int) -> int:
     """Ranges of K that fill the chip once, each of at least 8 steps."""
     tiles = ceil_div(problem.n, block_n) * tiles_m
     steps = ceil_div(problem.k, block_k)
@@ -116,9 +112,7 @@ def verify(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) -> 
     return next(_faults(problem, tier, chip, exact), None)
 
 
-def _faults(
-    problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool
-) -> Iterator[str]:
+def _faults(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) -> Iterator[str]:
     reason = unsupported(problem)
     if reason is not None:
         yield reason
@@ -171,9 +165,7 @@ def _tiled_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
     if block_m % 16 or block_n % 16:
         yield f"expected a tile of multiples of 16 but got {block_m}x{block_n}"
         return
-    grids = [
-        (rows, tier.warps // rows) for rows in (1, 2, 4, 8, 16) if tier.warps % rows == 0
-    ]
+    grids = [(rows, tier.warps // rows) for rows in (1, 2, 4, 8, 16) if tier.warps % rows == 0]
     if not any(block_m % (16 * r) == 0 and block_n % (16 * c) == 0 for r, c in grids):
         yield f"{tier.warps} warps do not divide a tile of {block_m}x{block_n}"
     chunks = block_k * max(ELEMENT_BITS[problem.lhs], 8) // 128

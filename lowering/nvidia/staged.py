@@ -298,8 +298,8 @@ class _ScaleStager:
         for first in range(0, form.scale_rows, form.threads):
             row = thread + first
             pointer, is_row = pick_source(sources, row)
-            is_mine = True if first + form.threads <= form.scale_rows else less(
-                row, form.scale_rows
+            is_mine = (
+                True if first + form.threads <= form.scale_rows else less(row, form.scale_rows)
             )
             self._rows.append((row, is_mine, pointer, is_row))
 

@@ -20,7 +20,6 @@ from block32.lowering.common.control import when
 from block32.lowering.common.index import (
     Condition,
     Index,
-    IndexValue,
     both,
     choose,
     less,
@@ -73,7 +72,7 @@ class TileCopier:
         tile: SharedTile,
         first_row: Index,
         first_byte: Index,
-        member: IndexValue,
+        member: Index,
         team: int,
     ):
         """Compute the addresses that do not change over K.
@@ -135,9 +134,7 @@ class TileCopier:
                     _copy_now(target, copy.row, byte, piece, is_valid)
 
 
-def _copy_now(
-    target: Pointer, row: Pointer, byte: Index, size: int, is_valid: Condition
-) -> None:
+def _copy_now(target: Pointer, row: Pointer, byte: Index, size: int, is_valid: Condition) -> None:
     """Copy 1 or 2 bytes of a row through a register; ``cp.async`` begins at 4."""
     element = ir.IntegerType.get_signless(8 * size)
     source = row + choose(is_valid, byte, 0)
@@ -167,7 +164,7 @@ class ScaleRows:
     count: int
 
     def row_pointer(self, row: Index) -> tuple[Pointer, Condition]:
-        """The first byte of a tile's scale row, and whether the matrix has it (else row 0 of it)."""
+        """The first byte of a tile's scale row, and whether the matrix has it ."""
         source_row = self.first_row + row
         is_row = less(source_row, self.rows)
         safe_row = minimum(source_row, self.rows - 1)
@@ -211,9 +208,7 @@ class ScaleCopier:
     all ``sources`` taken together.
     """
 
-    def __init__(
-        self, sources: Sequence[ScaleRows], member: IndexValue, team: int, first_block: Index
-    ):
+    def __init__(self, sources: Sequence[ScaleRows], member: Index, team: int, first_block: Index):
         """Compute the addresses that do not change over K; ``first_block`` is the first step's."""
         self._member = member
         self._first_block = first_block
@@ -258,8 +253,6 @@ def _select_row(
     if isinstance(condition, bool):
         return a if condition else b
     i1 = ir.IntegerType.get_signless(1)
-    conditions = [
-        arith.constant(i1, int(c)) if isinstance(c, bool) else c for c in (a[1], b[1])
-    ]
+    conditions = [arith.constant(i1, int(c)) if isinstance(c, bool) else c for c in (a[1], b[1])]
     value = arith.select(condition, a[0].value, b[0].value)
     return Pointer(value, a[0].space), arith.select(condition, *conditions)

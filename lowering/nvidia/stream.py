@@ -132,7 +132,7 @@ class StreamKernel(TileKernel):
         ptx.barrier()
         return [self._sum_over_warps(thread, index) for index in range(self.values_per_thread)]
 
-    def _share_sums(self, ring: Pointer, lane: IndexValue, sums: list[ir.Value]) -> None:
+    def _share_sums(self, ring: Pointer, lane: Index, sums: list[ir.Value]) -> None:
         """Write a warp's sums where its ring was: register by register, a lane each."""
         ptx.wait_copies(0)
         ptx.sync_warp()
@@ -161,7 +161,7 @@ class StreamKernel(TileKernel):
             row, column = self._element(thread, index)
             m = position.first_m + row
             with when(less(m, writer.m)):
-                writer.write(m, position.first_n + column, [value])
+                writer.write_one(m, position.first_n + column, value)
 
     def arrival_flag(self) -> Pointer:
         """Behind the rings."""
@@ -191,8 +191,8 @@ class _WarpLoop:
         kernel: KernelContext,
         position: TilePosition,
         ring: Pointer,
-        lane: IndexValue,
-        warp: IndexValue,
+        lane: Index,
+        warp: Index,
     ):
         self.form = form
         self.stage = form.stage
@@ -205,7 +205,7 @@ class _WarpLoop:
         own_k = ptx.as_i32_value(first_k) + warp * form.block_k
         self._bind(kernel, position, own_k)
 
-    def _bind(self, kernel: KernelContext, position: TilePosition, own_k: IndexValue) -> None:
+    def _bind(self, kernel: KernelContext, position: TilePosition, own_k: Index) -> None:
         form, stage = self.form, self.stage
         problem = form.problem
         operands = Operands.bind(kernel)
@@ -274,9 +274,7 @@ class _WarpLoop:
         form = self.form
         sums = list(sums)
         tokens = [self._tokens(stage, group) for group in range(form.block_m // _TOKENS)]
-        token_words = [
-            self._token_words(stage, group) for group in range(form.block_m // _TOKENS)
-        ]
+        token_words = [self._token_words(stage, group) for group in range(form.block_m // _TOKENS)]
         weight_groups = form.block_n // _WEIGHT_ROWS
         for weight_group in range(weight_groups):
             weights = self._weights(stage, weight_group)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from iree.compiler import ir
@@ -149,7 +150,9 @@ def _counters(kernel: TileKernel, m: Index) -> Index:
     return kernel.tiles(m) if kernel.reduces_in_launch else 0
 
 
-def _largest(kernels: list[TileKernel], need):  # noqa: ANN001, ANN202
+def _largest(
+    kernels: list[TileKernel], need: Callable[[TileKernel, Index], Index]
+) -> Callable[[Index], Index]:
     """The largest need over the tiers; a tier is never launched with more rows than it serves."""
 
     def size(m: Index) -> Index:
@@ -166,11 +169,16 @@ def _largest(kernels: list[TileKernel], need):  # noqa: ANN001, ANN202
     return size
 
 
-TARGETS: Final = {
-    target.name: target
-    for target in (
-        NvidiaTarget("sm_89", SM_89),
-        NvidiaTarget("sm_90a", SM_90A),
-        NvidiaTarget("sm_90a-f32", SM_90A, exact=True),
-    )
-}
+def sm_89() -> NvidiaTarget:
+    """Ada, and through its PTX every newer card: ``mma.sync`` alone."""
+    return NvidiaTarget("sm_89", SM_89)
+
+
+def sm_90a() -> NvidiaTarget:
+    """Hopper: ``wgmma`` for many rows, whose sums of 32 products are short."""
+    return NvidiaTarget("sm_90a", SM_90A)
+
+
+def sm_90a_f32() -> NvidiaTarget:
+    """Hopper, with f32 accumulation throughout."""
+    return NvidiaTarget("sm_90a-f32", SM_90A, exact=True)
