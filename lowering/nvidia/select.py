@@ -76,8 +76,11 @@ def _tiled_tier(
     problem: ScaledMatmul, chip: Chip, block_m: int, block_n: int, warps: int
 ) -> KernelTier:
     """The form on ``mma.sync``; split where one tile of rows leaves the chip empty."""
-    tile = (block_m, block_n, 64)
-    tier = KernelTier("tiled", tile=tile, warps=warps, stages=4, order="m")
+    # A step of one block of K leaves room for two workgroups of the large tile.
+    is_narrow = block_m > 64 and ELEMENT_BITS[problem.rhs] == 8 and problem.lhs_scaled
+    block_k, stages = (32, 6) if is_narrow else (64, 4)
+    tile = (block_m, block_n, block_k)
+    tier = KernelTier("tiled", tile=tile, warps=warps, stages=stages, order="m")
     if block_m <= 64:
         tier = dataclasses.replace(tier, splits=_splits(problem, chip, block_n, 64, 1))
     return _fit(problem, tier, chip)
@@ -151,8 +154,8 @@ def _stream_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
         yield f"expected a tile of 8 to 64 rows, a multiple of 8, but got {block_m}"
     if block_n not in (16, 32, 64):
         yield f"expected a tile of 16, 32 or 64 columns but got {block_n}"
-    if block_k != 128:
-        yield f"expected a K step of 128 but got {block_k}"
+    if block_k not in (128, 256):
+        yield f"expected a K step of 128 or 256 but got {block_k}"
     if block_m * block_n % (tier.warps * WARP_LANES):
         yield f"{tier.warps} warps do not divide a tile of {block_m * block_n} elements"
 
@@ -160,14 +163,16 @@ def _stream_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
 def _tiled_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
     assert tier.tile is not None
     block_m, block_n, block_k = tier.tile
-    if block_k not in (64, 128):
-        yield f"expected a K step of 64 or 128 but got {block_k}"
+    if block_k not in (32, 64, 128):
+        yield f"expected a K step of 32, 64 or 128 but got {block_k}"
     if block_m % 16 or block_n % 16:
         yield f"expected a tile of multiples of 16 but got {block_m}x{block_n}"
         return
     grids = [(rows, tier.warps // rows) for rows in (1, 2, 4, 8, 16) if tier.warps % rows == 0]
     if not any(block_m % (16 * r) == 0 and block_n % (16 * c) == 0 for r, c in grids):
         yield f"{tier.warps} warps do not divide a tile of {block_m}x{block_n}"
+    if block_k == 32 and ELEMENT_BITS[problem.rhs] == 4:
+        yield "expected a K step of 64 or more for 4-bit weights"
     chunks = block_k * max(ELEMENT_BITS[problem.lhs], 8) // 128
     if tier.warps * WARP_LANES % chunks:
         yield f"{tier.warps} warps do not divide the chunks of a row"

@@ -10,7 +10,7 @@ of two buffers that nobody reads; each lane then loads the few that its results 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
@@ -66,8 +66,17 @@ class StagedKernel(TileKernel):
         """Compute what does not change over K."""
 
     @abstractmethod
-    def read_block(self, stage: Pointer, block: int) -> BlockProducts:
-        """Make one block of K of a stage ready to be multiplied."""
+    def start_block(self, stage: Pointer, block: int) -> BlockProducts:
+        """Start the multiplication of one block of K; the function gives its results."""
+
+    def finish_block(self, block: int, scales: list[ir.Value]) -> list[ir.Value]:
+        """Wait for the block's results; gives ``scales`` back, which is what they are needed with.
+
+        Where results become valid behind the compiler's back, arithmetic on them must not move up
+        before the wait: it cannot, if the scales that it needs come out of the wait.
+        """
+        del block
+        return scales
 
     def fence_stage(self) -> None:
         """What has to lie between the end of the copies and the barrier."""
@@ -79,6 +88,11 @@ class StagedKernel(TileKernel):
     def blocks(self) -> int:
         """Blocks of K in a step."""
         return self.block_k // BLOCK_K
+
+    @property
+    def working_registers(self) -> int:
+        """With several blocks in a step the assembler reads fragments ahead."""
+        return 96 if self.blocks > 1 else 64
 
     @property
     def lhs_tile(self) -> SharedTile:
@@ -215,19 +229,27 @@ class StagedKernel(TileKernel):
     ) -> list[ir.Value]:
         sums = list(sums)
         for block in range(self.blocks):
-            self._known_products: list[tuple[tuple[ir.Value, ir.Value], ir.Value]] = []
-            products = self.read_block(stage, block)
-            offset = buffer + block * self.scale_rows * 4
-            columns = [self._load_column_scales(offset, j) for j in range(self.column_groups)]
+            products = self.start_block(stage, block)
+            scales = self._scales(buffer + block * self.scale_rows * 4)
+            scales = scales.with_values(self.finish_block(block, scales.values))
             for i in range(self.row_groups):
-                rows = self._load_row_scales(offset, i)
                 for j in range(self.column_groups):
-                    scales = self._block_scales(rows, columns[j])
                     first = (i * self.column_groups + j) * 4
                     for register, value in enumerate(products(i, j)):
+                        scale = scales.of(i, j, register)
                         index = first + register
-                        sums[index] = ptx.fma(value, scales[register], sums[index])
+                        sums[index] = ptx.fma(value, scale, sums[index])
         return sums
+
+    def _scales(self, offset: Index) -> _BlockScales:
+        """The scales of all results of a lane in one block of K."""
+        columns = [self._load_column_scales(offset, j) for j in range(self.column_groups)]
+        scales = _BlockScales()
+        for i in range(self.row_groups):
+            rows = self._load_row_scales(offset, i)
+            for j in range(self.column_groups):
+                scales.add(i, j, rows, columns[j])
+        return scales
 
     def _load_row_scales(self, offset: Index, group: int) -> list[ir.Value]:
         if not self.problem.lhs_scaled:
@@ -247,24 +269,6 @@ class StagedKernel(TileKernel):
             self._shared_scale = (place + shared * 4).load(ptx.f32(), alignment=4)
         return self._shared_scale, self._shared_scale
 
-    def _block_scales(
-        self, rows: list[ir.Value], columns: tuple[ir.Value, ir.Value]
-    ) -> list[ir.Value]:
-        """The scale of each of a lane's four results of a pair of groups."""
-        if not rows:
-            return [*columns, *columns]
-        return [self._product(row, column) for row in rows for column in columns]
-
-    def _product(self, row: ir.Value, column: ir.Value) -> ir.Value:
-        """Multiplied once for the column groups that share a scale."""
-        key = (row, column)
-        for known, product in self._known_products:
-            if known[0] == row and known[1] == column:
-                return product
-        product = arith.mulf(row, column)
-        self._known_products.append((key, product))
-        return product
-
     # The store.
 
     def store(self, writer: ResultWriter, position: TilePosition, values: list[ir.Value]) -> None:
@@ -280,6 +284,40 @@ class StagedKernel(TileKernel):
                     for j in range(self.column_groups):
                         first = (i * self.column_groups + j) * 4 + 2 * half
                         writer.write(row, first_n + 8 * j, values[first : first + 2])
+
+
+class _BlockScales:
+    """The distinct scales of a lane's results, and which result has which."""
+
+    def __init__(self) -> None:
+        self.values: list[ir.Value] = []
+        self._numbers: dict[tuple[int, int, int], int] = {}
+        self._factors: list[tuple[ir.Value | None, ir.Value]] = []
+
+    def add(self, i: int, j: int, rows: list[ir.Value], columns: Sequence[ir.Value]) -> None:
+        """Add the four results of a pair of groups: two rows, or none, by two columns."""
+        for register in range(4):
+            row = rows[register // 2] if rows else None
+            self._numbers[i, j, register] = self._number(row, columns[register % 2])
+
+    def _number(self, row: ir.Value | None, column: ir.Value) -> int:
+        """Column groups that share a scale share the product."""
+        for number, (known_row, known_column) in enumerate(self._factors):
+            if known_row == row and known_column == column:
+                return number
+        self._factors.append((row, column))
+        self.values.append(column if row is None else arith.mulf(row, column))
+        return len(self.values) - 1
+
+    def of(self, i: int, j: int, register: int) -> ir.Value:
+        """The scale of a result."""
+        return self.values[self._numbers[i, j, register]]
+
+    def with_values(self, values: list[ir.Value]) -> _BlockScales:
+        """The same results with other values for their scales."""
+        other = _BlockScales()
+        other.values, other._numbers, other._factors = values, self._numbers, self._factors
+        return other
 
 
 class _ScaleStager:

@@ -31,6 +31,7 @@ from block32.lowering.nvidia.instructions import Pointer
 from block32.lowering.nvidia.machine import WARP_LANES
 from block32.lowering.nvidia.operands import (
     WORD_BLOCKS,
+    WORD_K,
     Operands,
     fragment_readers,
     pair_type,
@@ -57,14 +58,16 @@ class StageLayout:
     Attributes:
         rhs: The tile of w.
         lhs: The tile of x.
-        lhs_words: Scale words of x.
-        rhs_words: Scale words of w.
+        lhs_rows: Rows of x's scales.
+        rhs_rows: Rows of w's scales.
+        words: Scale words of a row, one for each 128 K.
     """
 
     rhs: SharedTile
     lhs: SharedTile
-    lhs_words: int
-    rhs_words: int
+    lhs_rows: int
+    rhs_rows: int
+    words: int
 
     @property
     def lhs_offset(self) -> int:
@@ -73,13 +76,18 @@ class StageLayout:
 
     @property
     def words_offset(self) -> int:
-        """Where the scale words begin."""
+        """Where the scale words begin: [word][row], x's rows first."""
         return self.lhs_offset + self.lhs.bytes
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of one scale word of all rows."""
+        return 4 * (self.lhs_rows + self.rhs_rows)
 
     @property
     def bytes(self) -> int:
         """Bytes of a stage, whole lines of all banks."""
-        size = self.words_offset + 4 * (self.lhs_words + self.rhs_words)
+        size = self.words_offset + self.words * self.word_bytes
         return -(-size // 128) * 128
 
 
@@ -93,8 +101,9 @@ class StreamKernel(TileKernel):
         return StageLayout(
             rhs=SharedTile(self.block_n, tile_row_bytes(problem.rhs, self.block_k)),
             lhs=SharedTile(self.block_m, tile_row_bytes(problem.lhs, self.block_k)),
-            lhs_words=self.block_m if problem.lhs_scaled else 0,
-            rhs_words=weight_scale_rows(problem, self.block_n),
+            lhs_rows=self.block_m if problem.lhs_scaled else 0,
+            rhs_rows=weight_scale_rows(problem, self.block_n),
+            words=self.block_k // WORD_K,
         )
 
     @property
@@ -228,8 +237,9 @@ class _WarpLoop:
             problem, form.chip, stage.lhs, stage.rhs
         )
         # The first weight group's and token group's; others are a constant further.
-        self.rhs_offsets = self.rhs_reader.lane_offsets(self.lane, 0, 2, WORD_BLOCKS)
-        self.lhs_offsets = self.lhs_reader.lane_offsets(self.lane, 0, 1, WORD_BLOCKS)
+        self.blocks = form.block_k // BLOCK_K
+        self.rhs_offsets = self.rhs_reader.lane_offsets(self.lane, 0, 2, self.blocks)
+        self.lhs_offsets = self.lhs_reader.lane_offsets(self.lane, 0, 1, self.blocks)
 
     def run(self) -> list[ir.Value]:
         """The loop: wait for a stage, multiply it, refill the one before."""
@@ -267,8 +277,9 @@ class _WarpLoop:
         is_whole = form.problem.k % form.block_k == 0
         for copier, offset, step_bytes in self.copiers:
             copier.start(stage + offset, step * (step_bytes * form.tier.warps), is_whole)
-        words = stage + self.stage.words_offset
-        self.scales.start(words, step * (WORD_BLOCKS * form.tier.warps))
+        for word in range(self.stage.words):
+            words = stage + (self.stage.words_offset + word * self.stage.word_bytes)
+            self.scales.start(words, step * (self.blocks * form.tier.warps) + word * WORD_BLOCKS)
 
     def _multiply_stage(self, stage: Pointer, sums: list[ir.Value]) -> list[ir.Value]:
         form = self.form
@@ -279,7 +290,7 @@ class _WarpLoop:
         for weight_group in range(weight_groups):
             weights = self._weights(stage, weight_group)
             weight_words = self._weight_words(stage, weight_group)
-            for block in range(WORD_BLOCKS):
+            for block in range(self.blocks):
                 weight_scales = decode_words(weight_words, block)
                 for group, fragments in enumerate(tokens):
                     scales = _products(weight_scales, decode_words(token_words[group], block))
@@ -299,32 +310,46 @@ class _WarpLoop:
 
     def _weights(self, stage: Pointer, group: int) -> list[list[Fragment]]:
         base = stage + group * _WEIGHT_ROWS * self.stage.rhs.row_bytes
-        return self.rhs_reader.read(base, self.rhs_offsets, 2, WORD_BLOCKS)
+        return self.rhs_reader.read(base, self.rhs_offsets, 2, self.blocks)
 
     def _tokens(self, stage: Pointer, group: int) -> list[Fragment]:
         base = stage + (self.stage.lhs_offset + group * _TOKENS * self.stage.lhs.row_bytes)
-        return self.lhs_reader.read(base, self.lhs_offsets, 1, WORD_BLOCKS)[0]
+        return self.lhs_reader.read(base, self.lhs_offsets, 1, self.blocks)[0]
 
-    def _token_words(self, stage: Pointer, group: int) -> list[ir.Value]:
-        """The scale words of the two rows of x that this lane's results are of."""
+    def _token_words(self, stage: Pointer, group: int) -> list[list[ir.Value]]:
+        """The scale words of the two rows of x that this lane's results are of, by 128 K."""
         if not self.form.problem.lhs_scaled:
-            return []
-        words = stage + (self.stage.words_offset + group * _TOKENS * 4) + self.lane % 4 * 8
-        return [(words + 4 * index).load(ptx.i32(), alignment=4) for index in range(2)]
+            return [[]] * self.stage.words
+        row = self.lane % 4 * 8
+        return self._load_words(stage, row + group * _TOKENS * 4, (0, 4))
 
-    def _weight_words(self, stage: Pointer, group: int) -> list[ir.Value]:
-        """The scale words of the rows g and g + 8 of w; one where they share it."""
-        words = stage + (self.stage.words_offset + 4 * self.stage.lhs_words)
-        if self.form.problem.rhs_block[0] > 1:
-            row = group * _WEIGHT_ROWS // self.form.problem.rhs_block[0]
-            return [(words + 4 * row).load(ptx.i32(), alignment=4)]
-        words = words + group * _WEIGHT_ROWS * 4 + self.lane // 4 * 4
-        return [(words + 32 * index).load(ptx.i32(), alignment=4) for index in range(2)]
+    def _weight_words(self, stage: Pointer, group: int) -> list[list[ir.Value]]:
+        """The scale words of the rows g and g + 8 of w, or the one that they share, by 128 K."""
+        first = 4 * self.stage.lhs_rows
+        block_n = self.form.problem.rhs_block[0]
+        if block_n > 1:
+            return self._load_words(stage, first + group * _WEIGHT_ROWS // block_n * 4, (0,))
+        row = self.lane // 4 * 4
+        return self._load_words(stage, row + (first + group * _WEIGHT_ROWS * 4), (0, 32))
+
+    def _load_words(
+        self, stage: Pointer, offset: Index, rows: tuple[int, ...]
+    ) -> list[list[ir.Value]]:
+        """Words at ``rows`` bytes from ``offset``, by 128 K."""
+        place = stage + self.stage.words_offset + offset
+        return [
+            [
+                (place + (word * self.stage.word_bytes + row)).load(ptx.i32(), alignment=4)
+                for row in rows
+            ]
+            for word in range(self.stage.words)
+        ]
 
 
-def decode_words(words: list[ir.Value], block: int) -> list[ir.Value]:
+def decode_words(words: list[list[ir.Value]], block: int) -> list[ir.Value]:
     """The scales of a block of K out of scale words."""
-    return [ptx.decode_scale(ptx.byte_of(word, block)) for word in words]
+    word, byte = divmod(block, WORD_BLOCKS)
+    return [ptx.decode_scale(ptx.byte_of(value, byte)) for value in words[word]]
 
 
 def _products(weights: list[ir.Value], tokens: list[ir.Value]) -> list[ir.Value]:

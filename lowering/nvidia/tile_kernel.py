@@ -93,6 +93,11 @@ class TileKernel(ABC):
         return self.values_per_thread
 
     @property
+    def working_registers(self) -> int:
+        """Registers of a thread beside them: fragments, scales, addresses."""
+        return 96
+
+    @property
     def tiles_n(self) -> int:
         """Tiles along N."""
         return -(-self.problem.n // self.block_n)

@@ -59,50 +59,59 @@ class TiledKernel(StagedKernel):
     def prepare(self, thread: IndexValue) -> None:
         """The lane's places in a stage."""
         lane = thread % WARP_LANES
-        assert isinstance(lane, IndexValue)
         self._lhs, self._rhs = fragment_readers(
             self.problem, self.chip, self.lhs_tile, self.rhs_tile
         )
         self._lhs_rows = _OperandRows(self._lhs, lane, self.first_row(thread), self.blocks)
         self._rhs_rows = _OperandRows(self._rhs, lane, self.first_column(thread), self.blocks)
 
-    def read_block(self, stage: Pointer, block: int) -> BlockProducts:
-        """Read the fragments of one block of K."""
-        rows = self._lhs_rows.read(stage, self.row_groups * 2, block)
-        columns = self._rhs_rows.read(stage + self.lhs_tile.bytes, self.column_groups, block)
+    def start_block(self, stage: Pointer, block: int) -> BlockProducts:
+        """Read the fragments of one block of K; those of x when they are needed."""
+        column_pairs = range(self.column_groups // 2)
+        columns = [
+            fragment
+            for pair in column_pairs
+            for fragment in self._rhs_rows.read(stage + self.lhs_tile.bytes, pair, block)
+        ]
+        rows: dict[int, tuple[Fragment, Fragment]] = {}
         atom = warp_atom(self.problem, self.chip)
         types = operand_types(atom, self.problem.lhs, self.problem.rhs, pair_type(self.problem))
 
         def products(i: int, j: int) -> list[ir.Value]:
-            return multiply(atom, (rows[2 * i], rows[2 * i + 1]), columns[j], types)
+            if i not in rows:
+                rows[i] = self._lhs_rows.read(stage, i, block)
+            return multiply(atom, rows[i], columns[j], types)
 
         return products
 
 
 class _OperandRows:
-    """A warp's rows of one operand: fragments of a block of K for groups of 8 rows."""
+    """A warp's rows of one operand: fragments of a block of K for 16 rows at a time."""
 
-    def __init__(self, reader: FragmentReader, lane: IndexValue, first_row: Index, blocks: int):
+    def __init__(self, reader: FragmentReader, lane: Index, first_row: Index, blocks: int):
         self._reader = reader
         self._step = reader.blocks_at_once
         self._offsets = reader.lane_offsets(lane, first_row, reader.groups_at_once, blocks)
         self._per_block = len(self._offsets) * self._step // blocks
-        self._ahead: dict[int, list[Fragment]] = {}
+        self._ahead: dict[tuple[int, int], tuple[Fragment, Fragment]] = {}
 
-    def read(self, base: Pointer, groups: int, block: int) -> list[Fragment]:
-        """The fragments of ``groups`` x 8 rows; one read may serve several blocks."""
+    def read(self, base: Pointer, pair: int, block: int) -> tuple[Fragment, Fragment]:
+        """The fragments of rows g and g + 8 of the 16 rows ``pair``.
+
+        One read may serve several blocks: those that follow find theirs read.
+        """
         if block % self._step == 0:
-            self._read_ahead(base, groups, block)
-        return self._ahead.pop(block)
+            self._read_ahead(base, pair, block)
+        return self._ahead.pop((pair, block))
 
-    def _read_ahead(self, base: Pointer, groups: int, block: int) -> None:
+    def _read_ahead(self, base: Pointer, pair: int, block: int) -> None:
         reader = self._reader
         first = block // self._step * self._per_block
         offsets = self._offsets[first : first + self._per_block]
-        fragments: list[list[Fragment]] = []
-        for group in range(0, groups, reader.groups_at_once):
+        halves: list[list[Fragment]] = []
+        for group in range(0, 2, reader.groups_at_once):
             # Phases repeat every 8 rows: further groups are a constant further.
-            place = base + group * 8 * reader.tile.row_bytes
-            fragments += reader.read(place, offsets, reader.groups_at_once, self._step)
+            place = base + (2 * pair + group) * 8 * reader.tile.row_bytes
+            halves += reader.read(place, offsets, reader.groups_at_once, self._step)
         for index in range(self._step):
-            self._ahead[block + index] = [group[index] for group in fragments]
+            self._ahead[pair, block + index] = halves[0][index], halves[1][index]

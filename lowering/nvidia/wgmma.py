@@ -49,6 +49,11 @@ class WgmmaKernel(StagedKernel):
         """All columns of the tile."""
         return self.block_n // 8
 
+    @property
+    def working_registers(self) -> int:
+        """The results of the block at hand and of the next one, beside the sums."""
+        return 2 * self.accumulator_registers + 64
+
     def first_row(self, thread: Index) -> Index:
         """Warp i holds rows 16 i to 16 i + 15, across warpgroups too."""
         return thread // 32 * 16
@@ -65,12 +70,16 @@ class WgmmaKernel(StagedKernel):
         """Copies go through the generic proxy, ``wgmma`` reads through the asynchronous one."""
         ptx.inline_ptx("fence.proxy.async.shared::cta;", "~{memory}", [], [], True)
 
-    def read_block(self, stage: Pointer, block: int) -> BlockProducts:
-        """Multiply one block of K for all column groups."""
-        offset = block * BLOCK_K
-        rows = _descriptor(stage + self._rows_offset + offset)
-        columns = _descriptor(stage + (self.lhs_tile.bytes + offset))
-        results = self._multiply(rows, columns)
+    def start_block(self, stage: Pointer, block: int) -> BlockProducts:
+        """Start one block of K for all column groups, and the next one behind it.
+
+        The matrix unit then works on the next block while this one's results are scaled.
+        """
+        if block == 0:
+            self._ahead = self._issue(stage, block)
+        results = self._ahead
+        if block + 1 < self.blocks:
+            self._ahead = self._issue(stage, block + 1)
 
         def products(i: int, j: int) -> list[ir.Value]:
             del i  # one row group
@@ -78,8 +87,24 @@ class WgmmaKernel(StagedKernel):
 
         return products
 
+    def finish_block(self, block: int, scales: list[ir.Value]) -> list[ir.Value]:
+        """Wait for this block, not for the next."""
+        pending = 1 if block + 1 < self.blocks else 0
+        count = len(scales)
+        text = f"wgmma.wait_group.sync.aligned {pending};"
+        constraints = ",".join(["=f"] * count + [str(index) for index in range(count)])
+        return ptx.inline_ptx(
+            text, constraints + ",~{memory}", scales, [ptx.f32()] * count, has_side_effects=True
+        )
+
+    def _issue(self, stage: Pointer, block: int) -> list[ir.Value]:
+        offset = block * BLOCK_K
+        rows = _descriptor(stage + self._rows_offset + offset)
+        columns = _descriptor(stage + (self.lhs_tile.bytes + offset))
+        return self._multiply(rows, columns)
+
     def _multiply(self, rows: ir.Value, columns: ir.Value) -> list[ir.Value]:
-        """Start from zero, wait at once: the sum of one block must be scaled before the next."""
+        """Start from zero: the sum of one block has a scale of its own."""
         atom = wgmma_atom(self.block_n)
         x, w = operand_types(atom, self.problem.lhs, self.problem.rhs, "f16")
         count = atom.result_registers
@@ -88,7 +113,7 @@ class WgmmaKernel(StagedKernel):
             "{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.fence.sync.aligned; "
             f"wgmma.mma_async.sync.aligned.m64n{atom.n}k{atom.k}.f32.{x}.{w} "
             f"{{{registers}}}, ${count}, ${count + 1}, p, 1, 1; "
-            "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
+            "wgmma.commit_group.sync.aligned; }"
         )
         constraints = ",".join(["=f"] * count) + ",l,l,~{memory}"
         return ptx.inline_ptx(text, constraints, [rows, columns], [ptx.f32()] * count, True)
