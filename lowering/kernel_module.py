@@ -101,6 +101,9 @@ def _build_export(
     if not is_last:
         fallback = export_name(executable, launch, tier_index + 1)
         attributes["condition_fallback"] = ir.FlatSymbolRefAttr.get(fallback)
+    memory = spec.target.workgroup_memory(spec.problem, tier, launch)
+    if memory:
+        attributes["workgroup_local_memory"] = ir.IntegerAttr.get(ir.IndexType.get(), memory)
     export = ir.Operation.create("hal.executable.export", attributes=attributes, regions=2)
     arguments = [ir.Type.parse("!hal.device"), ir.IndexType.get()]
     locations = [ir.Location.unknown()] * 2

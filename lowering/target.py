@@ -134,6 +134,15 @@ class Target(ABC):
     ) -> tuple[Index, Index, Index]:
         """The launch's grid for ``m`` rows; ``m`` is an integer where it is known."""
 
+    def workgroup_memory(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> int:
+        """Bytes of shared memory to reserve for the kernel beside what it allocates.
+
+        IREE gives every export of an executable the sum of all its kernels' allocations. A target
+        whose kernels differ much in size allocates nothing and states each one's need here.
+        """
+        del problem, tier, launch
+        return 0
+
     @abstractmethod
     def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
         """The ``#iree_codegen.translation_info`` attribute of the kernel, as text."""

@@ -18,8 +18,8 @@ from iree.compiler.dialects import arith
 class IndexValue:
     """An SSA value of type ``index``, or of an integer type, with Python's integer operators.
 
-    Values are taken to be non-negative: ``//`` and ``%`` are unsigned. Integers that meet a value
-    become constants of its type; two values must be of one type.
+    Values are taken to be non-negative: ``//``, ``%`` and ``>>`` are unsigned. Integers that meet a
+    value become constants of its type; two values must be of one type.
     """
 
     def __init__(self, value: ir.Value):
@@ -52,6 +52,12 @@ class IndexValue:
     def __mod__(self, other: Index) -> Index:
         return 0 if _is_int(other, 1) else _build(arith.remui, self, other)
 
+    def __and__(self, other: Index) -> Index:
+        return _build(arith.andi, self, other)
+
+    def __or__(self, other: Index) -> Index:
+        return _build(arith.ori, self, other)
+
     def __rfloordiv__(self, other: int) -> Index:
         return _build(arith.divui, other, self)
 
@@ -63,6 +69,12 @@ class IndexValue:
 
     def __rxor__(self, other: int) -> Index:
         return self ^ other
+
+    def __lshift__(self, other: Index) -> Index:
+        return self if _is_int(other, 0) else _build(arith.shli, self, other)
+
+    def __rshift__(self, other: Index) -> Index:
+        return self if _is_int(other, 0) else _build(arith.shrui, self, other)
 
 
 #: What index maps take and give.
@@ -83,6 +95,11 @@ def as_value(value: Index) -> ir.Value:
     return constant(value) if isinstance(value, int) else value.value
 
 
+def as_typed_value(value: Index, value_type: ir.Type) -> ir.Value:
+    """The SSA value of an index; a Python integer becomes a constant of ``value_type``."""
+    return arith.constant(value_type, value) if isinstance(value, int) else value.value
+
+
 def _build(op: Callable[..., Any], a: Index, b: Index) -> IndexValue:
     return IndexValue(op(*as_values(a, b)))
 
@@ -94,6 +111,46 @@ def as_values(a: Index, b: Index) -> tuple[ir.Value, ir.Value]:
     if isinstance(b, IndexValue):
         return arith.constant(b.value.type, a), b.value
     return constant(a), constant(b)
+
+
+#: What a comparison of indices gives.
+Condition: TypeAlias = bool | ir.Value
+
+
+def less(a: Index, b: Index) -> Condition:
+    """``a < b`` for non-negative indices; a Python bool where both are integers."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return _compare(arith.CmpIPredicate.ult, a, b)
+
+
+def equal(a: Index, b: Index) -> Condition:
+    """``a == b``; a Python bool where both are integers."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return _compare(arith.CmpIPredicate.eq, a, b)
+
+
+def _compare(predicate: arith.CmpIPredicate, a: Index, b: Index) -> ir.Value:
+    return arith.cmpi(predicate, *as_values(a, b))
+
+
+def both(a: Condition, b: Condition) -> Condition:
+    """``a and b``."""
+    if isinstance(a, bool):
+        return b if a else False
+    if isinstance(b, bool):
+        return a if b else False
+    return arith.andi(a, b)
+
+
+def choose(condition: Condition, a: Index, b: Index) -> Index:
+    """``a if condition else b``; two Python integers become values of type ``index``."""
+    if isinstance(condition, bool):
+        return a if condition else b
+    if isinstance(a, int) and isinstance(b, int) and a == b:
+        return a
+    return IndexValue(arith.select(condition, *as_values(a, b)))
 
 
 def minimum(a: Index, b: Index) -> Index:

@@ -1,0 +1,191 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which form and which configuration computes a matmul on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from block32.dialects.kernel import KernelConfig, KernelTier
+from block32.lowering.nvidia.forms import create_kernel, form_of
+from block32.lowering.nvidia.machine import WARP_LANES, Chip
+from block32.lowering.nvidia.stream import StreamKernel
+from block32.lowering.nvidia.tiled import TiledKernel
+from block32.lowering.nvidia.wgmma import GROUP_ROWS, WgmmaKernel
+from block32.lowering.problem import ELEMENT_BITS, ScaledMatmul, ceil_div
+from block32.lowering.target import Selection
+
+#: Largest M of the stream form, by its rows.
+_STREAM_ROWS = (8, 16, 32)
+
+
+def select(problem: ScaledMatmul, chip: Chip, target: str, exact: bool) -> Selection:
+    """The tiers for a problem, or why there are none."""
+    reason = unsupported(problem)
+    if reason is not None:
+        return Selection(None, reason)
+    tiers = default_tiers(problem, chip, exact)
+    if problem.m is not None:
+        m = problem.m
+        tier = next(t for t in tiers if t.max_m is None or m <= t.max_m)
+        tiers = (dataclasses.replace(tier, max_m=None),)
+    reason = f"defaults of {chip.name}"
+    if any(form_of(tier) is WgmmaKernel for tier in tiers):
+        reason += ", wgmma sums blocks of 32 K with fewer bits than f32"
+    return Selection(KernelConfig(target, tiers), reason)
+
+
+def unsupported(problem: ScaledMatmul) -> str | None:
+    """Why no form serves a problem, or None."""
+    lhs_bits = ELEMENT_BITS[problem.lhs]
+    if problem.lhs_scaled and lhs_bits != 8:
+        return f"no kernel for a scaled activation of {problem.lhs}, only of fp8"
+    if not problem.lhs_scaled and lhs_bits != 16:
+        return f"no kernel for an unscaled activation of {problem.lhs}, only of bf16 and f16"
+    if ELEMENT_BITS[problem.rhs] > 8:
+        return f"no kernel for a weight of {problem.rhs}"
+    return None
+
+
+def default_tiers(problem: ScaledMatmul, chip: Chip, exact: bool) -> tuple[KernelTier, ...]:
+    """The tiers of a problem that no table knows."""
+    tiers = [_stream_tier(problem, chip, rows) for rows in _STREAM_ROWS]
+    uses_wgmma = chip.has_wgmma and not exact and problem.lhs_scaled
+    uses_wgmma = uses_wgmma and ELEMENT_BITS[problem.rhs] == 8
+    tiers.append(dataclasses.replace(_tiled_tier(problem, chip, 64, 64, 4), max_m=64))
+    if uses_wgmma:
+        tiers.append(dataclasses.replace(_wgmma_tier(problem, chip, 128), max_m=512))
+        tiers.append(_wgmma_tier(problem, chip, None))
+    else:
+        tiers.append(_tiled_tier(problem, chip, 128, 128, 8))
+    return tuple(tiers)
+
+
+def _stream_tier(problem: ScaledMatmul, chip: Chip, rows: int) -> KernelTier:
+    """The stream form for up to ``rows`` rows, K shared out until the chip is full."""
+    tier = KernelTier("stream", max_m=rows, tile=(rows, 32, 128), warps=4, stages=4)
+    workgroups = ceil_div(problem.n, 32)
+    steps = ceil_div(problem.k, 128)
+    wanted = ceil_div(2 * chip.multiprocessors, workgroups)
+    splits = max(1, min(wanted, steps // (2 * tier.warps), 8))
+    return _fit(problem, dataclasses.replace(tier, splits=splits), chip)
+
+
+def _tiled_tier(
+    problem: ScaledMatmul, chip: Chip, block_m: int, block_n: int, warps: int
+) -> KernelTier:
+    """The form on ``mma.sync``; split where one tile of rows leaves the chip empty."""
+    # A step of one block of K leaves room for two workgroups of the large tile.
+    is_narrow = block_m > 64 and ELEMENT_BITS[problem.rhs] == 8 and problem.lhs_scaled
+    block_k, stages = (32, 6) if is_narrow else (64, 4)
+    tile = (block_m, block_n, block_k)
+    tier = KernelTier("tiled", tile=tile, warps=warps, stages=stages, order="m")
+    if block_m <= 64:
+        tier = dataclasses.replace(tier, splits=_splits(problem, chip, block_n, 64, 1))
+    return _fit(problem, tier, chip)
+
+
+def _wgmma_tier(problem: ScaledMatmul, chip: Chip, max_m: int | None) -> KernelTier:
+    """Two warpgroups; for few rows split until the chip is full."""
+    tier = KernelTier(
+        "tiled", tile=(128, 128, 128), warps=8, stages=6, mma=(GROUP_ROWS, 128, 32), order="m"
+    )
+    if max_m is not None:
+        tier = dataclasses.replace(tier, splits=_splits(problem, chip, 128, 128, 2))
+    return _fit(problem, tier, chip)
+
+
+def _splits(problem: ScaledMatmul, chip: Chip, block_n: int, block_k: int, tiles_m: int) -> int:
+    """Ranges of K that fill the chip once, each of at least 8 steps."""
+    tiles = ceil_div(problem.n, block_n) * tiles_m
+    steps = ceil_div(problem.k, block_k)
+    return max(1, min(chip.multiprocessors // tiles, steps // 8, 8))
+
+
+def _fit(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
+    """Take stages away until shared memory holds them."""
+    while tier.stages > 2 and create_kernel(problem, tier, chip).shared_bytes > chip.shared_memory:
+        tier = dataclasses.replace(tier, stages=tier.stages - 1)
+    return tier
+
+
+def verify(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) -> str | None:
+    """Why a tier cannot compute a problem, in one phrase, or None."""
+    return next(_faults(problem, tier, chip, exact), None)
+
+
+def _faults(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) -> Iterator[str]:
+    reason = unsupported(problem)
+    if reason is not None:
+        yield reason
+    if tier.form == "packed":
+        yield "packed is for matrix units of 16 and more columns; expected stream or tiled"
+    if tier.form not in ("stream", "tiled"):
+        yield f"form {tier.form} is not served here; expected stream or tiled"
+    if tier.tile is None:
+        yield "expected a tile"
+        return
+    if tier.weight_layout != "plain":
+        yield f"weight_layout {tier.weight_layout} is not served here; expected plain"
+    if tier.k_pack != 1:
+        yield f"k_pack {tier.k_pack} is not served here; expected 1"
+    if tier.stages < 2:
+        yield "expected at least 2 stages"
+    if tier.warps & (tier.warps - 1) or tier.warps > 16:
+        yield f"expected 1, 2, 4, 8 or 16 warps but got {tier.warps}"
+    form = form_of(tier)
+    checks = {StreamKernel: _stream_faults, TiledKernel: _tiled_faults, WgmmaKernel: _wgmma_faults}
+    yield from checks[form](problem, tier)
+    if form is WgmmaKernel and not chip.has_wgmma:
+        yield f"{chip.name} has no wgmma; expected mma = [16, 8, 16]"
+    if form is WgmmaKernel and exact:
+        yield "wgmma on fp8 sums with fewer bits than f32, which this target refuses"
+    size = create_kernel(problem, tier, chip).shared_bytes
+    if size > chip.shared_memory:
+        yield f"needs {size} bytes of shared memory but {chip.name} has {chip.shared_memory}"
+
+
+def _stream_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
+    del problem
+    assert tier.tile is not None
+    block_m, block_n, block_k = tier.tile
+    if block_m % 8 or block_m > 64:
+        yield f"expected a tile of 8 to 64 rows, a multiple of 8, but got {block_m}"
+    if block_n not in (16, 32, 64):
+        yield f"expected a tile of 16, 32 or 64 columns but got {block_n}"
+    if block_k not in (128, 256):
+        yield f"expected a K step of 128 or 256 but got {block_k}"
+    if block_m * block_n % (tier.warps * WARP_LANES):
+        yield f"{tier.warps} warps do not divide a tile of {block_m * block_n} elements"
+
+
+def _tiled_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
+    assert tier.tile is not None
+    block_m, block_n, block_k = tier.tile
+    if block_k not in (32, 64, 128):
+        yield f"expected a K step of 32, 64 or 128 but got {block_k}"
+    if block_m % 16 or block_n % 16:
+        yield f"expected a tile of multiples of 16 but got {block_m}x{block_n}"
+        return
+    grids = [(rows, tier.warps // rows) for rows in (1, 2, 4, 8, 16) if tier.warps % rows == 0]
+    if not any(block_m % (16 * r) == 0 and block_n % (16 * c) == 0 for r, c in grids):
+        yield f"{tier.warps} warps do not divide a tile of {block_m}x{block_n}"
+    if block_k == 32 and ELEMENT_BITS[problem.rhs] == 4:
+        yield "expected a K step of 64 or more for 4-bit weights"
+    chunks = block_k * max(ELEMENT_BITS[problem.lhs], 8) // 128
+    if tier.warps * WARP_LANES % chunks:
+        yield f"{tier.warps} warps do not divide the chunks of a row"
+
+
+def _wgmma_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
+    assert tier.tile is not None and tier.mma is not None
+    block_m, block_n, block_k = tier.tile
+    if not problem.lhs_scaled or ELEMENT_BITS[problem.rhs] != 8:
+        yield "wgmma is for fp8 operands on both sides; expected mma = [16, 8, 16]"
+    if tier.warps % 4 or block_m != tier.warps // 4 * GROUP_ROWS:
+        yield f"expected {tier.warps // 4 * GROUP_ROWS} rows for {tier.warps} warps"
+    if block_n not in (32, 64, 96, 128) or block_k != 128:
+        yield f"expected a tile of 32, 64, 96 or 128 columns, K step 128, got {block_n}, {block_k}"
+    if tier.mma != (GROUP_ROWS, block_n, 32):
+        yield f"expected mma = [{GROUP_ROWS}, {block_n}, 32]"
