@@ -183,9 +183,7 @@ def part_of(operands: Operands, rows: slice, columns: slice) -> Operands:
     scales = operands.rhs_scale[first : -(-columns.stop // block)]
     per_row = np.repeat(scales, block, axis=0)[shift:][: columns.stop - columns.start]
     count = rows.stop - rows.start
-    problem = replace(
-        operands.problem, m=count, n=columns.stop - columns.start, rhs_block=(1, 32)
-    )
+    problem = replace(operands.problem, m=count, n=columns.stop - columns.start, rhs_block=(1, 32))
     return Operands(
         problem,
         count,
@@ -196,9 +194,7 @@ def part_of(operands: Operands, rows: slice, columns: slice) -> Operands:
     )
 
 
-@settings(
-    max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     m=st.integers(1, 70),
     n=st.integers(1, 100),
