@@ -56,7 +56,7 @@ def call_marked(seed: int, init: bool = False, transposed: bool = False) -> Call
     arguments: list[Array] = [given.lhs.view(E4M3), rhs.view(E4M3)]
     if init:
         start = np.random.default_rng(seed).uniform(-1e4, 1e4, (4, 48)).astype(np.float32)
-        return Call([*arguments, start], expected + start)
+        return Call([*arguments, start], expected + start.astype(np.float64))
     return Call(arguments, expected)
 
 
