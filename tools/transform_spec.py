@@ -131,7 +131,7 @@ def _header(
         f"Written by block32 for target {options.target_name()}. Use it with iree-compile "
         f"{version('iree-base-compiler')}:",
         f"  {shlex.join(command)}",
-        f"It serves {total} block-scaled matmuls of {len(matchers)} kinds, and this model alone.",
+        f"Block-scaled matmuls: {total} (distinct: {len(matchers)}). Made for this model alone.",
     ]
     needed = _needed_flags(options)
     if needed:

@@ -30,7 +30,7 @@
 // CHECK: // Written by block32 for target portable.
 // CHECK-NEXT: //   iree-compile {{.*}}spec_forms.mlir --iree-hal-target-device=local
 // CHECK-SAME: --iree-preprocessing-transform-spec-filename=
-// CHECK-NEXT: // It serves 11 block-scaled matmuls of 9 kinds, and this model alone.
+// CHECK-NEXT: // Block-scaled matmuls: 11 (distinct: 9). Made for this model alone.
 
 // Globals are named and not defined.
 // CHECK: util.global private @x_scale : tensor<4x2xi8>

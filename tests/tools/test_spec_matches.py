@@ -100,7 +100,7 @@ def test_layers_that_are_alike_share_a_matcher(tmp_path: Path) -> None:
     model.write_text(text)
     spec_text = write_spec(model, spec, "--target=portable", *LOCAL)
     assert spec_text.count("transform.structured.match") == 1
-    assert "It serves 30 block-scaled matmuls of 1 kinds" in spec_text
+    assert "Block-scaled matmuls: 30 (distinct: 1)." in spec_text
 
 
 def test_a_thousand_layers_are_all_found(tmp_path: Path) -> None:

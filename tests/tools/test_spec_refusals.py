@@ -78,7 +78,7 @@ def test_a_symbol_of_ours_in_the_model(model: Path, capsys: pytest.CaptureFixtur
 
 def test_an_unknown_target(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = refuse(capsys, model, target="tpu")
-    assert "error: unknown target 'tpu'; expected one of cpu, " in error
+    assert "error: unknown target 'tpu'; expected one of " in error
 
 
 def test_a_cpu_that_llvm_does_not_know(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
