@@ -23,9 +23,14 @@ NATURAL = tuple(range(64))
 #: The order that interleaving inside 128-bit lanes gives, which is the cheapest: each operand of 32
 #: takes half of every 16 bytes. What is multiplied with it must be stored in the same order.
 IN_LANE = tuple(16 * lane + 8 * half + i for half in (0, 1) for lane in range(4) for i in range(8))
-#: 16 columns of 4 K each become two operands: K pair 0 of the 16 columns, then K pair 1.
-COLUMNS_OF_4 = tuple(
-    4 * column + 2 * pair + i for pair in (0, 1) for column in range(16) for i in (0, 1)
+#: Before that interleaving: 4 columns of 4 K a lane are put in the order of K pairs, so that each
+#: operand is one pair of all 16 columns.
+_PAIRS_OF_4_COLUMNS = tuple(
+    16 * lane + 4 * column + 2 * pair + i
+    for lane in range(4)
+    for pair in (0, 1)
+    for column in range(4)
+    for i in (0, 1)
 )
 
 
@@ -73,18 +78,44 @@ class Decoder:
         keep = ops.int_table([255 * (i < count) for i in range(width)], ops.i8())
         return arith.andi(codes, keep)
 
-    def operands(self, codes: ir.Value, order: Sequence[int] = NATURAL) -> list[ir.Value]:
-        """Decode a vector of codes into operands.
+    @property
+    def unit(self) -> float:
+        """What *raw* operands have to be multiplied by to be the values of their codes."""
+        return 2.0 ** (15 - self.small.bias) if self.isa.widen == "f16" else 1.0
+
+    def operands(self, codes: ir.Value, raw: bool = False) -> list[ir.Value]:
+        """Decode a chunk of codes into operands, in the order that costs least.
+
+        With tables, 32 neighbours of ``operand_order`` become a register of bf16 pairs, or two
+        registers of f32: the firsts and the seconds of the pairs. Otherwise the order is kept.
 
         Args:
-            codes: 64 codes for bf16 operands; a multiple of ``lanes`` for f32 operands.
-            order: Which code comes where, for bf16 operands; f32 operands keep the order.
+            codes: 64 codes with tables; a multiple of ``lanes`` without.
+            raw: Leave out the factor ``unit``, for callers that multiply by another one anyway.
         """
-        if self.isa.dot == "bf16":
-            return self._bf16_operands(codes, order)
-        return [self._widen(piece) for piece in ops.parts(codes, self.isa.lanes)]
+        if self.isa.widen == "table":
+            pairs = self._bf16_pairs(codes, IN_LANE)
+            if self.isa.dot == "bf16":
+                return pairs
+            return [half for operand in pairs for half in split_pairs(operand)]
+        return [self._widen(piece, raw) for piece in ops.parts(codes, self.isa.lanes)]
 
-    def _bf16_operands(self, codes: ir.Value, order: Sequence[int]) -> list[ir.Value]:
+    def natural(self, codes: ir.Value) -> list[ir.Value]:
+        """Decode a chunk of codes into operands in the order of K."""
+        if self.isa.widen != "table":
+            return self.operands(codes)
+        pairs = self._bf16_pairs(codes, NATURAL)
+        if self.isa.dot == "bf16":
+            return pairs
+        return [wide for operand in pairs for wide in ops.parts(_extend(operand), self.isa.lanes)]
+
+    def columns(self, turned: ir.Value) -> list[ir.Value]:
+        """Decode 16 columns of 4 K (with tables) or of 1 K; raw operands, in the order of K."""
+        if self.isa.widen != "table":
+            return self.operands(turned, raw=True)
+        return self.operands(ops.permute(turned, _PAIRS_OF_4_COLUMNS))
+
+    def _bf16_pairs(self, codes: ir.Value, order: Sequence[int]) -> list[ir.Value]:
         """Look up both bytes of every bf16, then interleave them in ``order``."""
         low, high = self._look_up(codes)
         operands = []
@@ -111,14 +142,15 @@ class Decoder:
         sign = arith.andi(codes, ops.splat(0x80, type_))
         return low, arith.ori(magnitude, sign)
 
-    def _widen(self, codes: ir.Value) -> ir.Value:
+    def _widen(self, codes: ir.Value, raw: bool) -> ir.Value:
         """f32 values of codes, without table look-ups."""
-        if self.isa.widen == "f16":
-            return self._widen_through_f16(codes)
-        return self._widen_by_integers(codes)
+        if self.isa.widen == "integer":
+            return self._widen_by_integers(codes)
+        wide = self._widen_through_f16(codes)
+        return wide if raw or self.unit == 1 else arith.mulf(wide, ops.splat(self.unit, wide.type))
 
     def _widen_through_f16(self, codes: ir.Value) -> ir.Value:
-        """Place the fields in an f16, convert, and make up for the other bias.
+        """Place the fields in an f16 and convert; the other bias remains, as ``unit``.
 
         The conversion from f16 honours subnormals whatever the processor's flush mode is.
         """
@@ -135,10 +167,7 @@ class Decoder:
         sign = arith.andi(words, ops.splat(small.sign_mask, words.type))
         sign = arith.shli(sign, ops.splat(16 - small.bits, words.type))
         half = ops.bitcast(arith.ori(magnitude, sign), ir.F16Type.get())
-        wide = ops.convert(arith.extf, half, ops.f32())
-        if small.bias == 15:
-            return wide
-        return arith.mulf(wide, ops.splat(2.0 ** (15 - small.bias), wide.type))
+        return ops.convert(arith.extf, half, ops.f32())
 
     def _widen_by_integers(self, codes: ir.Value) -> ir.Value:
         """Rebias the fields as integers; subnormals by one exact f32 subtraction."""
@@ -163,6 +192,33 @@ class Decoder:
         sign = arith.andi(words, ops.splat(small.sign_mask, type_))
         sign = arith.shli(sign, ops.splat(32 - small.bits, type_))
         return ops.bitcast(arith.ori(bits, sign), ops.f32())
+
+
+def split_pairs(operand: ir.Value) -> list[ir.Value]:
+    """A register of bf16 pairs as two of f32: the firsts, the seconds."""
+    words = ops.bitcast(operand, ops.i32())
+    firsts = arith.shli(words, ops.splat(16, words.type))
+    seconds = arith.andi(words, ops.splat(0xFFFF0000, words.type))
+    return [ops.bitcast(half, ops.f32()) for half in (firsts, seconds)]
+
+
+def in_operand_order(isa: InstructionSet, elements: ir.Value) -> list[ir.Value]:
+    """A chunk of bf16 or f32 elements as operands, in the order of ``Decoder.operands``."""
+    if isa.widen == "table":
+        elements = ops.permute(elements, IN_LANE)
+        if isa.dot == "bf16":
+            return ops.parts(elements, 32)
+        order = [32 * pair + 2 * i + half for pair in (0, 1) for half in (0, 1) for i in range(16)]
+        elements = ops.permute(elements, order)
+    return ops.parts(elements, isa.lanes)
+
+
+def _extend(operand: ir.Value) -> ir.Value:
+    """The elements of a bf16 register as f32.
+
+    Not ``extui`` of the bits: IREE 3.13 rewrites that after a bitcast from bytes, wrongly.
+    """
+    return vector.interleave(*split_pairs(operand))
 
 
 def _with_specials(small: SmallFloat, code: ir.Value, bits: ir.Value) -> ir.Value:

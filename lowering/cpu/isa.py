@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from block32.lowering.target import DeviceFacts
 
+#: Activations that a bf16 operand holds exactly; f16 and f32 need f32 operands.
+BF16_EXACT = ("f8E4M3FN", "f8E5M2", "f4E2M1FN", "bf16")
+
 X86 = ("x86_64", "i386", "i686")
 ARM = ("aarch64", "arm64")
 
@@ -48,8 +51,12 @@ class InstructionSet:
 
     @property
     def chunk(self) -> int:
-        """Elements of K that the kernels take in one step: what 64 bytes or one block hold."""
-        return 64 if self.dot == "bf16" else 32
+        """Elements of K that the kernels take in one step: a register of codes, or one block."""
+        return 64 if self.widen == "table" else 32
+
+    def takes(self, lhs: str) -> bool:
+        """Whether its operands hold an activation of element type ``lhs`` exactly."""
+        return self.dot == "f32" or lhs in BF16_EXACT
 
     def is_on(self, facts: DeviceFacts) -> bool:
         """Whether a machine has it."""
@@ -66,6 +73,18 @@ INSTRUCTION_SETS = (
         lanes=16,
         registers=32,
         dot="bf16",
+        fused=True,
+        widen="table",
+        rescale="scalef",
+        masked_bytes=True,
+    ),
+    InstructionSet(
+        "avx512_vbmi",
+        X86,
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vbmi"}),
+        lanes=16,
+        registers=32,
+        dot="f32",
         fused=True,
         widen="table",
         rescale="scalef",
@@ -120,18 +139,6 @@ INSTRUCTION_SETS = (
         masked_bytes=False,
     ),
 )
-
-#: Activations that a bf16 operand holds exactly; f16 and f32 need f32 operands.
-BF16_EXACT = ("f8E4M3FN", "f8E5M2", "f4E2M1FN", "bf16")
-
-
-def choose_instruction_set(facts: DeviceFacts, lhs: str) -> InstructionSet:
-    """The best instruction set of a machine for an activation of element type ``lhs``."""
-    return next(
-        isa
-        for isa in INSTRUCTION_SETS
-        if isa.is_on(facts) and (isa.dot == "f32" or lhs in BF16_EXACT)
-    )
 
 
 def instruction_set(name: str) -> InstructionSet:

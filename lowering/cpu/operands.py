@@ -11,7 +11,6 @@ from iree.compiler import ir
 from block32.lowering.common.index import Index
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.isa import InstructionSet
-from block32.lowering.cpu.scales import Exponents
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ELEMENT_BITS, ScaledMatmul, ceil_div
 
@@ -44,6 +43,15 @@ def lhs_scales(kernel: KernelContext) -> ir.Value:
     return _row_memref(kernel, "lhs_scale", kernel.problem.k_blocks, "i8")
 
 
+def flat_scales(kernel: KernelContext, name: str) -> ir.Value:
+    """The scale bytes ``lhs_scale`` or ``rhs_scale`` as one row."""
+    rows, blocks = kernel.problem.rhs_scale_shape
+    count = rows * blocks if name == "rhs_scale" else kernel.m * blocks
+    if isinstance(count, int):
+        return kernel.memref(name, f"memref<{count}xi8>")
+    return kernel.memref(name, "memref<?xi8>", (count,))
+
+
 def _row_memref(kernel: KernelContext, name: str, columns: int, element: str) -> ir.Value:
     """A memref with a row for each row of x."""
     if isinstance(kernel.m, int):
@@ -67,26 +75,17 @@ def for_chunks(k: int, chunk: int, carried: Sequence[ir.Value], body: ChunkBody)
     return values
 
 
-def chunk_exponents(
-    exponents: Exponents,
-    isa: InstructionSet,
-    scales: ir.Value,
-    row: Index,
-    chunk: Index,
-    count: int,
+def load_chunk_scales(
+    isa: InstructionSet, scales: ir.Value, row: Index, chunk: Index, count: int
 ) -> ir.Value:
-    """The exponents of a row's scales over one chunk of K, each in the lanes of its block.
-
-    Args:
-        exponents: The form of the result.
-        isa: Says how many blocks a chunk holds.
-        scales: Scale bytes, ``memref<rows x blocks x i8>``.
-        row: The row of ``scales``.
-        chunk: The chunk's number.
-        count: Elements of K in the chunk.
-    """
+    """The scale bytes of a row's blocks in one chunk of K, of which ``count`` elements exist."""
     blocks = isa.chunk // BLOCK_K
     present = ceil_div(count, BLOCK_K)
-    loaded = ops.load_first(scales, [row, chunk * blocks], present, blocks)
+    return ops.load_first(scales, [row, chunk * blocks], present, blocks)
+
+
+def spread_blocks(isa: InstructionSet, values: ir.Value) -> ir.Value:
+    """One value a block of a chunk, copied to the lanes that the block's elements are in."""
+    blocks = ops.length(values)
     lanes = [lane * blocks // isa.lanes for lane in range(isa.lanes)]
-    return ops.shuffle(converted := exponents.from_bytes(loaded), converted, lanes)
+    return ops.shuffle(values, values, lanes)

@@ -9,6 +9,8 @@ Two layouts share one buffer, one for each form:
   broadcast load, and ``[slab][block][row in slab]`` exponents.
 
 K is padded with zeros to whole chunks. Rows past the last are copies of it, and are never stored.
+Where a row's or slab's scales are safe to fold, its values are folded, its exponents are zeros, and
+its flag is 1.
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, minimum
-from block32.lowering.cpu import operands, ops
-from block32.lowering.cpu.decode import IN_LANE, NATURAL, Decoder
+from block32.lowering.common.index import Index, minimum, round_up
+from block32.lowering.cpu import decode, operands, ops
+from block32.lowering.cpu.decode import Decoder
+from block32.lowering.cpu.fold import Factors, all_safe
 from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import ScaledMatmul
+from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
 VALUES = "lhs_values"
 EXPONENTS = "lhs_exponents"
+FOLDED = "lhs_folded"
 
 
 def row_values(kernel: KernelContext, isa: InstructionSet, rows: int) -> ir.Value:
@@ -59,18 +63,40 @@ def slab_exponents(kernel: KernelContext, isa: InstructionSet, rows: int, slabs:
     return kernel.memref(EXPONENTS, f"memref<?x{blocks}x{rows}x{element}>", (slabs,))
 
 
-def values_size(problem: ScaledMatmul, isa: InstructionSet, padded_rows: Index) -> Index:
-    """i32 or f32 elements of the packed values."""
-    return padded_rows * (operands.padded_k(problem, isa) // isa.pair)
+def folded_flags(kernel: KernelContext, parts: Index) -> ir.Value:
+    """A flag for each row or slab: whether its scales are folded into its values."""
+    if isinstance(parts, int):
+        return kernel.memref(FOLDED, f"memref<{parts}xi32>")
+    return kernel.memref(FOLDED, "memref<?xi32>", (parts,))
 
 
-def row_exponents_size(problem: ScaledMatmul, isa: InstructionSet, rows: int) -> int:
-    """Elements of the exponents as rows."""
-    return rows * (operands.padded_k(problem, isa) // isa.chunk) * isa.lanes
+def values_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
+    """32-bit elements of the packed values."""
+    isa = instruction_set(tier.isa)
+    return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // isa.pair)
+
+
+def exponents_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
+    """Elements of the exponents."""
+    isa = instruction_set(tier.isa)
+    if tier.form == "stream":
+        return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // isa.chunk * isa.lanes)
+    return _padded_rows(tier, m) * problem.k_blocks
+
+
+def flags_size(tier: KernelTier, m: Index) -> Index:
+    """Flags: no more than rows."""
+    return _padded_rows(tier, m)
+
+
+def _padded_rows(tier: KernelTier, m: Index) -> Index:
+    """Rows that are packed: all of the stream kernel's, or whole slabs."""
+    assert tier.tile is not None and tier.mma is not None
+    return tier.tile[0] if tier.form == "stream" else round_up(m, tier.mma[0])
 
 
 class ActivationReader:
-    """Reads x as operands."""
+    """Reads chunks of x as operands; elements past ``count`` are zeros."""
 
     def __init__(self, kernel: KernelContext, isa: InstructionSet):
         """Bind x at the insertion point."""
@@ -79,100 +105,159 @@ class ActivationReader:
         is_small = kernel.problem.lhs in SMALL_FLOATS
         self._decoder = Decoder(isa, kernel.problem.lhs) if is_small else None
 
-    def operands(self, row: Index, k: Index, count: int, order: Sequence[int]) -> list[ir.Value]:
-        """The operands of a chunk, of which ``count`` elements exist and the others are zeros."""
-        chunk = self._isa.chunk
+    def in_operand_order(self, row: Index, k: Index, count: int) -> list[ir.Value]:
+        """The chunk in the order in which the stream kernel decodes w."""
         if self._decoder is not None:
-            codes = self._decoder.load_codes(self._lhs, row, k, count, chunk)
-            return self._decoder.operands(codes, order)
-        elements = ops.load_first(self._lhs, [row, k], count, chunk)
-        if self._isa.dot == "bf16":
-            return ops.parts(ops.permute(elements, order), 32)
-        if not isinstance(ops.element_type(elements), ir.F32Type):
-            elements = ops.convert(arith.extf, elements, ops.f32())
-        return ops.parts(elements, self._isa.lanes)
+            return self._decoder.operands(self._codes(row, k, count))
+        return decode.in_operand_order(self._isa, self._elements(row, k, count))
+
+    def natural(self, row: Index, k: Index, count: int) -> list[ir.Value]:
+        """The chunk in the order of K."""
+        if self._decoder is not None:
+            return self._decoder.natural(self._codes(row, k, count))
+        return ops.parts(self._elements(row, k, count), self._isa.lanes * self._isa.pair)
+
+    def _codes(self, row: Index, k: Index, count: int) -> ir.Value:
+        assert self._decoder is not None
+        return self._decoder.load_codes(self._lhs, row, k, count, self._isa.chunk)
+
+    def _elements(self, row: Index, k: Index, count: int) -> ir.Value:
+        elements = ops.load_first(self._lhs, [row, k], count, self._isa.chunk)
+        if self._isa.dot == "bf16" or isinstance(ops.element_type(elements), ir.F32Type):
+            return elements
+        return ops.convert(arith.extf, elements, ops.f32())
 
 
 def emit_pack(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the packing kernel: a workgroup packs one row (stream) or one slab (tiled)."""
     if tier.form == "stream":
-        _emit_pack_row(problem, tier, kernel)
+        _RowPacker(problem, tier, kernel).emit()
     else:
-        _emit_pack_slab(problem, tier, kernel)
+        _SlabPacker(problem, tier, kernel).emit()
 
 
-def _emit_pack_row(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
-    assert tier.tile is not None
-    isa = instruction_set(tier.isa)
-    exponents = Exponents(isa)
-    reader = ActivationReader(kernel, isa)
-    values = row_values(kernel, isa, tier.tile[0])
-    packed_exponents = row_exponents(kernel, isa, tier.tile[0])
-    scales = operands.lhs_scales(kernel) if problem.lhs_scaled else None
-    packed_row = kernel.workgroup_id()
-    row = minimum(packed_row, kernel.m - 1)
+class _Packer:
+    """What both layouts share: where x is read, and whether its scales are folded."""
 
-    def pack_chunk(chunk: Index, count: int, _: list[ir.Value]) -> Sequence[ir.Value]:
-        k = chunk * isa.chunk
-        for i, operand in enumerate(reader.operands(row, k, count, IN_LANE)):
-            ops.store(operand, values, [packed_row, k + i * ops.length(operand)])
-        if scales is None:
-            lanes = ops.broadcast(exponents.zero(), isa.lanes)
+    def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        self.problem = problem
+        self.kernel = kernel
+        self.isa = instruction_set(tier.isa)
+        self.part = kernel.workgroup_id()
+        self.reader = ActivationReader(kernel, self.isa)
+        self.exponents = Exponents(self.isa)
+        self.factors = Factors(self.isa)
+        self.scales = operands.lhs_scales(kernel) if problem.lhs_scaled else None
+
+    def decide(self, first_row: Index, rows: Index) -> ir.Value:
+        """Whether the scales of ``rows`` rows are folded, as an i1; noted for the next launch."""
+        if self.scales is None:
+            is_folded = ops.splat(1, ir.IntegerType.get_signless(1))
         else:
-            lanes = operands.chunk_exponents(exponents, isa, scales, row, chunk, count)
-        ops.store(lanes, packed_exponents, [packed_row, chunk, 0])
-        return []
+            flat = operands.flat_scales(self.kernel, "lhs_scale")
+            blocks = self.problem.k_blocks
+            is_folded = all_safe(flat, first_row * blocks, rows * blocks)
+        flags = folded_flags(self.kernel, self.kernel.workgroup_count())
+        ops.store_scalar(ops.convert(arith.extui, is_folded, ops.i32()), flags, [self.part])
+        return is_folded
 
-    operands.for_chunks(problem.k, isa.chunk, [], pack_chunk)
-
-
-def _emit_pack_slab(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
-    assert tier.mma is not None
-    rows = tier.mma[0]
-    isa = instruction_set(tier.isa)
-    reader = ActivationReader(kernel, isa)
-    slabs = kernel.workgroup_count()
-    values = slab_values(kernel, isa, rows, slabs)
-    element = "i32" if isa.dot == "bf16" else "f32"
-    steps = isa.chunk // isa.pair
-    slab = kernel.workgroup_id()
-    natural = ops.stack_buffer(f"memref<{rows}x{steps}x{element}>")
-
-    def pack_chunk(chunk: Index, count: int, _: list[ir.Value]) -> Sequence[ir.Value]:
-        def decode_row(r: Index) -> None:
-            row = minimum(slab * rows + r, kernel.m - 1)
-            for i, operand in enumerate(reader.operands(row, chunk * isa.chunk, count, NATURAL)):
-                if isa.dot == "bf16":
-                    operand = ops.bitcast(operand, ops.i32())
-                ops.store(operand, natural, [r, i * ops.length(operand)])
-
-        def scatter(step: Index) -> None:
-            for r in range(rows):
-                element = ops.load_scalar(natural, [r, step])
-                ops.store_scalar(element, values, [slab, chunk * steps + step, r])
-
-        ops.repeat(0, rows, 1, decode_row)
-        ops.repeat(0, steps, 1, scatter)
-        return []
-
-    operands.for_chunks(problem.k, isa.chunk, [], pack_chunk)
-    _pack_slab_exponents(problem, isa, rows, kernel)
+    def remaining_scale(self, scale: ir.Value, is_folded: ir.Value) -> ir.Value:
+        """The scale byte that is left for the sums: that of 1 when it is folded."""
+        return arith.select(is_folded, ops.splat(127, scale.type), scale)
 
 
-def _pack_slab_exponents(
-    problem: ScaledMatmul, isa: InstructionSet, rows: int, kernel: KernelContext
-) -> None:
-    slab = kernel.workgroup_id()
-    exponents = Exponents(isa)
-    packed = slab_exponents(kernel, isa, rows, kernel.workgroup_count())
-    scales = operands.lhs_scales(kernel) if problem.lhs_scaled else None
+class _RowPacker(_Packer):
+    """Packs one row for the stream kernel."""
 
-    def pack_block(block: Index) -> None:
-        for r in range(rows):
-            exponent = exponents.zero()
-            if scales is not None:
-                row = minimum(slab * rows + r, kernel.m - 1)
-                exponent = exponents.from_bytes(ops.load_scalar(scales, [row, block]))
-            ops.store_scalar(exponent, packed, [slab, block, r])
+    def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        super().__init__(problem, tier, kernel)
+        assert tier.tile is not None
+        self.values = row_values(kernel, self.isa, tier.tile[0])
+        self.packed_exponents = row_exponents(kernel, self.isa, tier.tile[0])
 
-    ops.repeat(0, problem.k_blocks, 1, pack_block)
+    def emit(self) -> None:
+        """The walk along the row."""
+        row = minimum(self.part, self.kernel.m - 1)
+        is_folded = self.decide(row, 1)
+
+        def pack_chunk(chunk: Index, count: int, _: list[ir.Value]) -> Sequence[ir.Value]:
+            self._pack_chunk(row, is_folded, chunk, count)
+            return []
+
+        operands.for_chunks(self.problem.k, self.isa.chunk, [], pack_chunk)
+
+    def _pack_chunk(self, row: Index, is_folded: ir.Value, chunk: Index, count: int) -> None:
+        k = chunk * self.isa.chunk
+        values = self.reader.in_operand_order(row, k, count)
+        exponents = ops.broadcast(self.exponents.zero(), self.isa.lanes)
+        if self.scales is not None:
+            scales = operands.load_chunk_scales(self.isa, self.scales, row, chunk, count)
+            factors = operands.spread_blocks(self.isa, self.factors.of(scales, is_folded))
+            values = [self.factors.apply(value, factors) for value in values]
+            left = self.exponents.from_bytes(self.remaining_scale(scales, is_folded))
+            exponents = operands.spread_blocks(self.isa, left)
+        for i, value in enumerate(values):
+            ops.store(value, self.values, [self.part, k + i * ops.length(value)])
+        ops.store(exponents, self.packed_exponents, [self.part, chunk, 0])
+
+
+class _SlabPacker(_Packer):
+    """Packs one slab for the tiled kernel."""
+
+    def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        super().__init__(problem, tier, kernel)
+        assert tier.mma is not None
+        self.rows = tier.mma[0]
+        slabs = kernel.workgroup_count()
+        self.values = slab_values(kernel, self.isa, self.rows, slabs)
+        self.packed_exponents = slab_exponents(kernel, self.isa, self.rows, slabs)
+        element = "i32" if self.isa.dot == "bf16" else "f32"
+        self.steps = self.isa.chunk // self.isa.pair
+        self.natural = ops.stack_buffer(f"memref<{self.rows}x{self.steps}x{element}>")
+
+    def emit(self) -> None:
+        """The walk along K, then the exponents."""
+        first = self.part * self.rows
+        is_folded = self.decide(first, minimum(self.kernel.m - first, self.rows))
+
+        def pack_chunk(chunk: Index, count: int, _: list[ir.Value]) -> Sequence[ir.Value]:
+            def decode_row(r: Index) -> None:
+                self._decode_row(r, is_folded, chunk, count)
+
+            ops.repeat(0, self.rows, 1, decode_row)
+            ops.repeat(0, self.steps, 1, lambda step: self._scatter(chunk, step))
+            return []
+
+        operands.for_chunks(self.problem.k, self.isa.chunk, [], pack_chunk)
+        ops.repeat(0, self.problem.k_blocks, 1, lambda block: self._pack_block(is_folded, block))
+
+    def _row(self, r: Index) -> Index:
+        return minimum(self.part * self.rows + r, self.kernel.m - 1)
+
+    def _decode_row(self, r: Index, is_folded: ir.Value, chunk: Index, count: int) -> None:
+        """One row's chunk to the stack, in the order of K."""
+        row = self._row(r)
+        for i, value in enumerate(self.reader.natural(row, chunk * self.isa.chunk, count)):
+            k = i * ops.length(value)
+            if self.scales is not None and k < count:
+                block = chunk * (self.isa.chunk // BLOCK_K) + k // BLOCK_K
+                scale = ops.load_scalar(self.scales, [row, block])
+                factor = self.factors.of(scale, is_folded)
+                value = self.factors.apply(value, ops.broadcast(factor, self.isa.lanes))
+            if self.isa.dot == "bf16":
+                value = ops.bitcast(value, ops.i32())
+            ops.store(value, self.natural, [r, i * self.isa.lanes])
+
+    def _scatter(self, chunk: Index, step: Index) -> None:
+        """One step of K of all rows, next to each other."""
+        for r in range(self.rows):
+            element = ops.load_scalar(self.natural, [r, step])
+            ops.store_scalar(element, self.values, [self.part, chunk * self.steps + step, r])
+
+    def _pack_block(self, is_folded: ir.Value, block: Index) -> None:
+        for r in range(self.rows):
+            exponent = self.exponents.zero()
+            if self.scales is not None:
+                scale = ops.load_scalar(self.scales, [self._row(r), block])
+                exponent = self.exponents.from_bytes(self.remaining_scale(scale, is_folded))
+            ops.store_scalar(exponent, self.packed_exponents, [self.part, block, r])

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 from iree.compiler import ir
+from iree.compiler.dialects import arith
 
 from block32.lowering.common.index import Index, IndexValue, minimum
 from block32.lowering.cpu import operands, ops
-from block32.lowering.cpu.decode import COLUMNS_OF_4, Decoder
+from block32.lowering.cpu.decode import Decoder
+from block32.lowering.cpu.fold import Factors, all_safe
 from block32.lowering.cpu.isa import InstructionSet
 from block32.lowering.cpu.registers import transpose
 from block32.lowering.cpu.scales import Exponents
@@ -36,6 +38,7 @@ class Panel:
         workgroups: Index,
     ):
         """Bind the buffers; ``part_k`` elements of K are held at a time."""
+        self._kernel = kernel
         self._problem = kernel.problem
         self._isa = isa
         self._part_k = part_k
@@ -49,8 +52,12 @@ class Panel:
             "panel", f"memref<?x{part_k // isa.pair}x{COLUMNS}x{element}>", (workgroups,)
         )
         blocks = -(-part_k // BLOCK_K)
+        self._factors = Factors(isa, self._decoder.unit)
         self._block_exponents = ops.stack_buffer(
             f"memref<{blocks}x{COLUMNS}x{self._exponents.type_text}>"
+        )
+        self._block_factors = ops.stack_buffer(
+            f"memref<{blocks}x{COLUMNS}x{self._factors.type_text}>"
         )
 
     def operand(self, step: Index, column: Index) -> ir.Value:
@@ -62,107 +69,107 @@ class Panel:
         """The exponents of a block of K for the columns from ``column`` of the panel."""
         return ops.load(self._block_exponents, [block, column], self._isa.lanes, 64)
 
-    def fill(self, column: Index, k: IndexValue) -> None:
+    def may_fold(self, column: Index) -> ir.Value:
+        """Whether the scales of the panel's columns may be folded for all of K, as an i1."""
+        rows, blocks = self._problem.rhs_scale_shape
+        share = self._problem.rhs_block[0]
+        first = column // share
+        count = minimum(rows - first, COLUMNS // share)
+        flat = operands.flat_scales(self._kernel, "rhs_scale")
+        return all_safe(flat, first * blocks, count * blocks)
+
+    def fill(self, column: Index, k: IndexValue, is_folded: ir.Value) -> None:
         """Decode the weights of 64 columns of y from ``k`` on, and their scales."""
-        self._fill_exponents(column, k // BLOCK_K)
+        self._fill_scales(column, k // BLOCK_K, is_folded)
         chunk = self._isa.chunk
         full_chunks, tail = divmod(self._problem.k, chunk)
         first_chunk = k // chunk
         whole = minimum(full_chunks - first_chunk, self._part_k // chunk)
 
         def groups(local_chunk: Index, count: int) -> None:
-            ops.repeat(
-                0, COLUMNS, _TURNED, lambda at: self._turn(column, at, k, local_chunk, count)
-            )
+            def turn(at: IndexValue) -> None:
+                rows = [self._existing_row(column + at + i) for i in range(_TURNED)]
+                self._turn_chunk(rows, at, k, local_chunk, count)
+
+            ops.repeat(0, COLUMNS, _TURNED, turn)
 
         ops.repeat(0, whole, 1, lambda local: groups(local, chunk))
         if tail:
             with ops.when(ops.is_below(full_chunks - first_chunk, self._part_k // chunk)):
                 groups(full_chunks - first_chunk, tail)
 
-    def _turn(self, column: Index, at: Index, k: Index, local_chunk: Index, count: int) -> None:
-        """Load a chunk of 16 rows of w, transpose, decode and store it."""
-        rows = [self._existing_row(column + at + i) for i in range(_TURNED)]
-        if self._isa.dot == "bf16":
-            self._turn_pairs(rows, at, k, local_chunk, count)
-        else:
-            for offset in range(0, self._isa.chunk, _TURNED):
-                present = min(max(count - offset, 0), _TURNED)
-                self._turn_bytes(rows, at, k, local_chunk, offset, present)
+    def _turn_chunk(
+        self, rows: list[Index], at: Index, k: Index, local_chunk: Index, count: int
+    ) -> None:
+        """A chunk of 16 rows of w, transposed, decoded and stored.
+
+        A square of 16 is transposed at a time. Where codes are looked up in tables, four bytes of
+        a row move together as an i32, otherwise single bytes.
+        """
+        moved = 4 if self._isa.widen == "table" else 1
+        square_k = _TURNED * moved
+        for offset in range(0, self._isa.chunk, square_k):
+            present = min(max(count - offset, 0), square_k)
+            chunk_k = k + local_chunk * self._isa.chunk + offset
+            codes = [self._load(row, chunk_k, present, square_k) for row in rows]
+            if moved == 4:
+                codes = [ops.bitcast(row_codes, ops.i32()) for row_codes in codes]
+            for i, turned in enumerate(transpose(codes)):
+                if moved == 4:
+                    turned = ops.bitcast(turned, ops.i8())
+                self._store_columns(turned, at, local_chunk, offset + i * moved)
+
+    def _load(self, row: Index, k: Index, count: int, width: int) -> ir.Value:
+        if count == 0:
+            return ops.splat(0, ops.vector_type(width, ops.i8()))
+        return self._decoder.load_codes(self._weights, row, k, count, width)
+
+    def _store_columns(self, turned: ir.Value, at: Index, local_chunk: Index, k: int) -> None:
+        """16 columns of 1 or 4 K, ``k`` elements into the chunk, as operands into the panel."""
+        lanes = self._isa.lanes
+        blocks = self._isa.chunk // BLOCK_K
+        block = local_chunk * blocks + k // BLOCK_K
+        step = local_chunk * (self._isa.chunk // self._isa.pair) + k // self._isa.pair
+        vectors = _TURNED // lanes
+        for i, operand in enumerate(self._decoder.columns(turned)):
+            position = at + i % vectors * lanes
+            factors = ops.load(self._block_factors, [block, position], lanes, 64)
+            operand = self._factors.apply(operand, factors)
+            if self._isa.dot == "bf16":
+                operand = ops.bitcast(operand, ops.i32())
+            ops.store(operand, self._buffer, [self._workgroup, step + i // vectors, position], 64)
 
     def _existing_row(self, row: Index) -> Index:
         """The row, or the last one: columns past N are computed from it and never stored."""
         return row if self._problem.n % COLUMNS == 0 else minimum(row, self._problem.n - 1)
 
-    def _turn_pairs(
-        self, rows: list[Index], at: Index, k: Index, local_chunk: Index, count: int
-    ) -> None:
-        """64 K of 16 columns; four bytes of a row move together as an i32."""
-        chunk_k = k + local_chunk * self._isa.chunk
-        words = [
-            ops.bitcast(self._decoder.load_codes(self._weights, row, chunk_k, count, 64), ops.i32())
-            for row in rows
-        ]
-        for i, turned in enumerate(transpose(words)):
-            codes = ops.bitcast(turned, ops.i8())
-            for pair, operand in enumerate(self._decoder.operands(codes, COLUMNS_OF_4)):
-                step = local_chunk * 32 + (2 * i + pair)
-                ops.store(
-                    ops.bitcast(operand, ops.i32()), self._buffer, [self._workgroup, step, at], 64
-                )
-
-    def _turn_bytes(
-        self,
-        rows: list[Index],
-        at: Index,
-        k: Index,
-        local_chunk: Index,
-        offset: int,
-        count: int,
-    ) -> None:
-        """16 K of 16 columns, byte by byte; K past ``count`` become zeros."""
-        chunk_k = k + local_chunk * self._isa.chunk + offset
-        if count:
-            codes = [
-                self._decoder.load_codes(self._weights, row, chunk_k, count, _TURNED)
-                for row in rows
-            ]
-        else:
-            codes = [ops.splat(0, ops.vector_type(_TURNED, ops.i8()))] * _TURNED
-        for i, turned in enumerate(transpose(codes)):
-            step = local_chunk * self._isa.chunk + (offset + i)
-            for v, operand in enumerate(self._decoder.operands(turned)):
-                position = [self._workgroup, step, at + v * self._isa.lanes]
-                ops.store(operand, self._buffer, position, 64)
-
-    def _fill_exponents(self, column: Index, first_block: Index) -> None:
-        """The exponents of every block and column of the panel."""
+    def _fill_scales(self, column: Index, first_block: Index, is_folded: ir.Value) -> None:
+        """The factors and the exponents of every block and column of the panel."""
         present = minimum(self._problem.k_blocks - first_block, self._part_k // BLOCK_K)
         share = self._problem.rhs_block[0]
         last_row = self._problem.rhs_scale_shape[0] - 1
         lanes = self._isa.lanes
 
+        def load(at: Index, block: Index) -> tuple[ir.Value, ir.Value]:
+            row = minimum((column + at) // share, last_row)
+            scale = ops.load_scalar(self._scales, [row, first_block + block])
+            factor = self._factors.of(scale, is_folded)
+            left = arith.select(is_folded, ops.splat(127, ops.i8()), scale)
+            return self._exponents.from_bytes(left), factor
+
         def shared(block: IndexValue) -> None:
             for at in range(0, COLUMNS, share):
-                row = minimum((column + at) // share, last_row)
-                exponent = self._load(row, first_block + block)
-                for lane in range(0, share, lanes):
-                    ops.store(
-                        ops.broadcast(exponent, lanes),
-                        self._block_exponents,
-                        [block, at + lane],
-                        64,
-                    )
+                exponent, factor = (ops.broadcast(v, lanes) for v in load(at, block))
+                for lane in range(at, at + share, lanes):
+                    ops.store(exponent, self._block_exponents, [block, lane], 64)
+                    ops.store(factor, self._block_factors, [block, lane], 64)
 
         def one_a_column(block: IndexValue) -> None:
             def one(at: IndexValue) -> None:
-                row = minimum(column + at, last_row)
-                exponent = self._load(row, first_block + block)
+                exponent, factor = load(at, block)
                 ops.store_scalar(exponent, self._block_exponents, [block, at])
+                ops.store_scalar(factor, self._block_factors, [block, at])
 
             ops.repeat(0, COLUMNS, 1, one)
 
         ops.repeat(0, present, 1, one_a_column if share == 1 else shared)
-
-    def _load(self, row: Index, block: Index) -> ir.Value:
-        return self._exponents.from_bytes(ops.load_scalar(self._scales, [row, block]))

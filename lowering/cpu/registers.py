@@ -20,9 +20,16 @@ def multiply_add(isa: InstructionSet, sums: ir.Value, a: ir.Value, b: ir.Value) 
     """``sums`` plus the products of two operands; a lane adds the products of its own elements."""
     if isa.dot == "bf16":
         return ops.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", sums.type, [sums, a, b])
+    return scale_and_add(isa, sums, a, b)
+
+
+def scale_and_add(
+    isa: InstructionSet, totals: ir.Value, sums: ir.Value, factors: ir.Value
+) -> ir.Value:
+    """``totals + sums * factors``, all f32."""
     if isa.fused:
-        return math.fma(a, b, sums)
-    return arith.addf(sums, arith.mulf(a, b))
+        return math.fma(sums, factors, totals)
+    return arith.addf(totals, arith.mulf(sums, factors))
 
 
 def broadcast_operand(isa: InstructionSet, element: ir.Value) -> ir.Value:
@@ -31,12 +38,40 @@ def broadcast_operand(isa: InstructionSet, element: ir.Value) -> ir.Value:
     return ops.bitcast(lanes, ir.BF16Type.get()) if isa.dot == "bf16" else lanes
 
 
-def lane_sum(values: ir.Value) -> ir.Value:
-    """The sum of a vector's elements, halves first: always in the same order."""
-    while ops.length(values) > 1:
-        half = ops.length(values) // 2
-        values = arith.addf(ops.part(values, 0, half), ops.part(values, half, half))
-    return ops.first_element(values)
+def lane_sums(vectors: list[ir.Value]) -> list[ir.Value]:
+    """The sum of each vector's elements, as scalars; always added in the same order.
+
+    Vectors are merged in pairs: each round halves both their number and the lanes that hold the
+    partial sums of one of them, so that 16 vectors of 16 lanes take 15 additions.
+    """
+    lanes = ops.length(vectors[0])
+    sums: list[ir.Value] = []
+    for first in range(0, len(vectors), lanes):
+        group = vectors[first : first + lanes]
+        merged = _merged_sums(group, lanes)
+        sums += [ops.element(merged, i) for i in range(len(group))]
+    return sums
+
+
+def _merged_sums(group: list[ir.Value], lanes: int) -> ir.Value:
+    """A vector whose first elements are the sums of the vectors of ``group``."""
+    group = group + [group[-1]] * ((1 << (len(group) - 1).bit_length()) - len(group))
+    segment = lanes
+    while segment > 1:
+        half = segment // 2
+        starts = range(0, ops.length(group[0]), segment)
+        low = [start + i for start in starts for i in range(half)]
+        high = [i + half for i in low]
+        if len(group) > 1:
+            length = ops.length(group[0])
+            low += [i + length for i in low]
+            high += [i + length for i in high]
+            pairs = list(zip(group[::2], group[1::2], strict=True))
+        else:
+            pairs = [(group[0], group[0])]
+        group = [arith.addf(ops.shuffle(a, b, low), ops.shuffle(a, b, high)) for a, b in pairs]
+        segment = half
+    return group[0]
 
 
 def transpose(rows: list[ir.Value]) -> list[ir.Value]:

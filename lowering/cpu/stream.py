@@ -16,16 +16,24 @@ from iree.compiler.dialects import arith
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, IndexValue, minimum
 from block32.lowering.cpu import operands, ops, pack
-from block32.lowering.cpu.decode import IN_LANE, Decoder
+from block32.lowering.cpu.decode import Decoder
+from block32.lowering.cpu.fold import Factors, all_safe, power_of_two
 from block32.lowering.cpu.isa import instruction_set
-from block32.lowering.cpu.registers import lane_sum, multiply_add, zero_accumulator
+from block32.lowering.cpu.registers import (
+    lane_sums,
+    multiply_add,
+    scale_and_add,
+    zero_accumulator,
+)
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.store import GROUP, ResultStore
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 
-#: Bytes of stack that the exponents of a 32-row block may take; IREE allows 32 KiB in all.
-_EXPONENT_STACK = 24 * 1024
+#: Rows of x up to which sums are scaled instead of weights.
+_MOST_SCALED_SUMS = 2
+#: Bytes of stack that the factors of a 32-row block may take; IREE allows 32 KiB in all.
+_FACTOR_STACK = 24 * 1024
 
 
 def emit_stream(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
@@ -52,30 +60,48 @@ class _Stream:
         self.x_exponents = pack.row_exponents(kernel, self.isa, self.rows)
         self.result = ResultStore(kernel)
         self.sums = ops.stack_buffer(f"memref<{self.rows}x{GROUP}xf32>")
-        self.block_exponents = self._block_exponent_buffer()
+        # With few rows of x it is cheaper to scale a chunk's sums than its weights.
+        self.scales_weights = self.rows > _MOST_SCALED_SUMS
+        self.factors = Factors(self.isa, self.decoder.unit)
+        self.block_factors = self._factor_buffer()
 
-    def _block_exponent_buffer(self) -> ir.Value | None:
-        """Stack for the exponents of 32 rows, where these are shared and fit."""
+    def _factor_buffer(self) -> ir.Value | None:
+        """Stack for the factors of a 32-row block, where these are shared and fit."""
         chunks = operands.padded_k(self.problem, self.isa) // self.isa.chunk
-        fits = chunks * self.isa.lanes * 4 <= _EXPONENT_STACK
+        fits = chunks * self.isa.lanes * 4 <= _FACTOR_STACK
         if self.problem.rhs_block[0] == 1 or not fits:
             return None
-        text = self.exponents.type_text
-        return ops.stack_buffer(f"memref<{chunks}x{self.isa.lanes}x{text}>")
+        element = self.factors.type_text if self.scales_weights else "f32"
+        return ops.stack_buffer(f"memref<{chunks}x{self.isa.lanes}x{element}>")
 
     def emit(self) -> None:
         """The loop over the workgroup's groups of 16 columns."""
+        x_folded = self._all_rows_folded()
         first = self.kernel.workgroup_id() * self.columns
         last = minimum(first + self.columns, self.problem.n)
-        ops.repeat(first, last, GROUP, self._group)
+        ops.repeat(first, last, GROUP, lambda column: self._group(column, x_folded))
 
-    def _group(self, column: IndexValue) -> None:
+    def _all_rows_folded(self) -> ir.Value:
+        flags = pack.folded_flags(self.kernel, self.rows)
+        combined = ops.load_scalar(flags, [0])
+        for row in range(1, self.rows):
+            combined = arith.andi(combined, ops.load_scalar(flags, [row]))
+        return arith.trunci(ir.IntegerType.get_signless(1), combined)
+
+    def _group(self, column: IndexValue, x_folded: ir.Value) -> None:
         """16 rows of w, then 16 columns of y."""
         n = self.problem.n
-        if self.block_exponents is not None:
-            self._fill_block_exponents(column // self.problem.rhs_block[0])
         present: Index = GROUP if n % GROUP == 0 else minimum(n - column, GROUP)
-        ops.repeat(0, present, self.weight_rows, lambda r: self._weight_rows(column, r))
+
+        def multiply(is_folded: bool) -> None:
+            if is_folded and self.block_factors is not None:
+                self._fill_block_factors(column // self.problem.rhs_block[0])
+            ops.repeat(
+                0, present, self.weight_rows, lambda r: self._weight_rows(column, r, is_folded)
+            )
+
+        may_fold = arith.andi(x_folded, self._weights_may_fold(column, present))
+        ops.choose(may_fold, lambda: multiply(True), lambda: multiply(False))
         for row in range(self.rows):
             if isinstance(self.kernel.m, int):
                 if row < self.kernel.m:
@@ -84,63 +110,113 @@ class _Stream:
                 with ops.when(ops.is_below(row, self.kernel.m)):
                     self._store_row(row, column)
 
+    def _weights_may_fold(self, column: IndexValue, present: Index) -> ir.Value:
+        share = self.problem.rhs_block[0]
+        blocks = self.problem.k_blocks
+        rows = present if share == 1 else 1
+        flat = operands.flat_scales(self.kernel, "rhs_scale")
+        return all_safe(flat, column // share * blocks, rows * blocks)
+
     def _store_row(self, row: int, column: Index) -> None:
         self.result.store(ops.load(self.sums, [row, 0], GROUP), row, column)
 
-    def _fill_block_exponents(self, scale_row: Index) -> None:
+    def _fill_block_factors(self, scale_row: Index) -> None:
         def fill(chunk: Index, count: int, _: list[ir.Value]) -> Sequence[ir.Value]:
-            lanes = self._load_exponents(scale_row, chunk, count)
-            ops.store(lanes, self.block_exponents, [chunk, 0])
+            ops.store(self._load_factors(scale_row, chunk, count), self.block_factors, [chunk, 0])
             return []
 
         operands.for_chunks(self.problem.k, self.isa.chunk, [], fill)
 
-    def _load_exponents(self, scale_row: Index, chunk: Index, count: int) -> ir.Value:
-        return operands.chunk_exponents(
-            self.exponents, self.isa, self.scales, scale_row, chunk, count
-        )
+    def _load_factors(self, scale_row: Index, chunk: Index, count: int) -> ir.Value:
+        """What a chunk's weights or sums are multiplied by, each in the lanes of its block."""
+        scales = operands.load_chunk_scales(self.isa, self.scales, scale_row, chunk, count)
+        if self.scales_weights:
+            return operands.spread_blocks(self.isa, self.factors.of_safe(scales))
+        factors = operands.spread_blocks(self.isa, power_of_two(scales))
+        if self.decoder.unit == 1:
+            return factors
+        return arith.mulf(factors, ops.splat(self.decoder.unit, factors.type))
 
-    def _weight_rows(self, column: Index, offset: Index) -> None:
+    def _weight_rows(self, column: Index, offset: Index, is_folded: bool) -> None:
         """Dot products of a few rows of w with all rows of x, into the sums on the stack."""
         last = self.problem.n - 1
         weight_rows = [column + offset + j for j in range(self.weight_rows)]
         if self.problem.n % GROUP:
             weight_rows = [minimum(row, last) for row in weight_rows]
 
+        multiply = self._multiply_folded if is_folded else self._multiply_exact
+
         def multiply_chunk(chunk: Index, count: int, carried: list[ir.Value]) -> list[ir.Value]:
-            return self._multiply_chunk(weight_rows, chunk, count, carried)
+            return multiply(weight_rows, chunk, count, carried)
 
         zeros = [zero_accumulator(self.isa)] * (self.weight_rows * self.rows)
         totals = operands.for_chunks(self.problem.k, self.isa.chunk, zeros, multiply_chunk)
-        for i, total in enumerate(totals):
+        for i, total in enumerate(lane_sums(totals)):
             j, row = divmod(i, self.rows)
-            ops.store_scalar(lane_sum(total), self.sums, [row, offset + j])
+            ops.store_scalar(total, self.sums, [row, offset + j])
 
-    def _multiply_chunk(
-        self, weight_rows: list[Index], chunk: Index, count: int, carried: list[ir.Value]
+    def _multiply_folded(
+        self, weight_rows: list[Index], chunk: Index, count: int, totals: list[ir.Value]
     ) -> list[ir.Value]:
-        """One chunk of K: each partial sum of a block is rescaled, then added."""
-        isa = self.isa
-        k = chunk * isa.chunk
-        totals = list(carried)
-        for j, weight_row in enumerate(weight_rows):
-            codes = self.decoder.load_codes(self.weights, weight_row, k, count, isa.chunk)
-            weight_operands = self.decoder.operands(codes, IN_LANE)
-            weight_exponents = self._weight_exponents(weight_row, chunk, count)
+        """One chunk of K where all scales are safe to fold; x already is."""
+        factors = [self._factors(row, chunk, count) for row in weight_rows]
+        weights = [self._decode(row, chunk, count, raw=True) for row in weight_rows]
+        if not self.scales_weights:
+            return [
+                scale_and_add(self.isa, total, self._chunk_sums(weights[j], row, chunk), factors[j])
+                for (j, row), total in zip(self._pairs(), totals, strict=True)
+            ]
+        totals = list(totals)
+        # One operand of x after the other, each used for all rows of w: registers are few.
+        for i in range(len(weights[0])):
+            scaled = [self.factors.apply(weights[j][i], factors[j]) for j in range(len(weights))]
             for row in range(self.rows):
-                sums = zero_accumulator(isa)
-                for i, operand in enumerate(weight_operands):
-                    size = ops.length(operand)
-                    x = ops.load(self.x, [row, k + i * size], size)
-                    sums = multiply_add(isa, sums, operand, x)
-                x_exponents = ops.load(self.x_exponents, [row, chunk, 0], isa.lanes)
-                exponents = self.exponents.add(x_exponents, weight_exponents)
-                at = j * self.rows + row
-                totals[at] = arith.addf(totals[at], self.exponents.rescale(sums, exponents))
+                x = self._load_x(row, chunk, i, ops.length(scaled[0]))
+                for j, weight in enumerate(scaled):
+                    at = j * self.rows + row
+                    totals[at] = multiply_add(self.isa, totals[at], weight, x)
         return totals
 
-    def _weight_exponents(self, weight_row: Index, chunk: Index, count: int) -> ir.Value:
-        if self.block_exponents is not None:
-            return ops.load(self.block_exponents, [chunk, 0], self.isa.lanes)
-        scale_row = weight_row // self.problem.rhs_block[0]
-        return self._load_exponents(scale_row, chunk, count)
+    def _pairs(self) -> list[tuple[int, int]]:
+        """(row of w, row of x) of the totals, in their order."""
+        return [(j, row) for j in range(self.weight_rows) for row in range(self.rows)]
+
+    def _factors(self, weight_row: Index, chunk: Index, count: int) -> ir.Value:
+        if self.block_factors is not None:
+            return ops.load(self.block_factors, [chunk, 0], self.isa.lanes, 64)
+        return self._load_factors(weight_row // self.problem.rhs_block[0], chunk, count)
+
+    def _multiply_exact(
+        self, weight_rows: list[Index], chunk: Index, count: int, totals: list[ir.Value]
+    ) -> list[ir.Value]:
+        """One chunk of K for any scales: a block's sums are rescaled by both exponents."""
+        totals = list(totals)
+        for j, weight_row in enumerate(weight_rows):
+            weights = self._decode(weight_row, chunk, count, raw=False)
+            scale_row = weight_row // self.problem.rhs_block[0]
+            scales = operands.load_chunk_scales(self.isa, self.scales, scale_row, chunk, count)
+            weight_exponents = operands.spread_blocks(self.isa, self.exponents.from_bytes(scales))
+            for row in range(self.rows):
+                x_exponents = ops.load(self.x_exponents, [row, chunk, 0], self.isa.lanes)
+                exponents = self.exponents.add(x_exponents, weight_exponents)
+                scaled = self.exponents.rescale(self._chunk_sums(weights, row, chunk), exponents)
+                at = j * self.rows + row
+                totals[at] = arith.addf(totals[at], scaled)
+        return totals
+
+    def _decode(self, weight_row: Index, chunk: Index, count: int, raw: bool) -> list[ir.Value]:
+        k = chunk * self.isa.chunk
+        codes = self.decoder.load_codes(self.weights, weight_row, k, count, self.isa.chunk)
+        return self.decoder.operands(codes, raw)
+
+    def _chunk_sums(self, weights: list[ir.Value], row: int, chunk: Index) -> ir.Value:
+        """The products of a chunk of w with a row of x, added up a lane."""
+        sums = zero_accumulator(self.isa)
+        for i, weight in enumerate(weights):
+            x = self._load_x(row, chunk, i, ops.length(weight))
+            sums = multiply_add(self.isa, sums, weight, x)
+        return sums
+
+    def _load_x(self, row: int, chunk: Index, i: int, size: int) -> ir.Value:
+        """Operand ``i`` of a chunk of a row of x."""
+        return ops.load(self.x, [row, chunk * self.isa.chunk + i * size], size, 64)

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, maximum, minimum, round_up
+from block32.lowering.common.index import Index, maximum, minimum
 from block32.lowering.cpu import pack, tiled
-from block32.lowering.cpu.isa import BF16_EXACT, INSTRUCTION_SETS, InstructionSet, instruction_set
+from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS
 from block32.lowering.cpu.select import TARGET_NAME, select
 from block32.lowering.cpu.store import GROUP
@@ -56,7 +59,7 @@ class CpuTarget(Target):
         if not isa.is_on(facts):
             missing = sorted(isa.features - facts.cpu_features)
             return f"'{isa.name}' kernels need cpu features that are off: {', '.join(missing)}"
-        if isa.dot == "bf16" and problem.lhs not in BF16_EXACT:
+        if not isa.takes(problem.lhs):
             return f"'{isa.name}' kernels take no {problem.lhs} activation"
         if tier.weight_layout != "plain":
             return f"expected weight_layout 'plain' but got '{tier.weight_layout}'"
@@ -66,45 +69,25 @@ class CpuTarget(Target):
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
         """The activation is packed by a first launch, then multiplied."""
-        isa = instruction_set(tiers[0].isa)
-        stream = [tier for tier in tiers if tier.form == "stream"]
         tiles = [tier for tier in tiers if tier.form == "tiled"]
-        stream_rows = max((tier.tile[0] for tier in stream if tier.tile), default=0)
-
-        def values_size(m: Index) -> Index:
-            rows: Index = stream_rows
-            for tier in tiles:
-                rows = maximum(rows, round_up(m, _slab_rows(tier)))
-            return pack.values_size(problem, isa, rows)
-
-        def exponents_size(m: Index) -> Index:
-            size: Index = pack.row_exponents_size(problem, isa, stream_rows)
-            for tier in tiles:
-                size = maximum(size, round_up(m, _slab_rows(tier)) * problem.k_blocks)
-            return size
-
-        buffers = {
-            pack.VALUES: Buffer("i32", values_size),
-            pack.EXPONENTS: Buffer("i32", exponents_size),
-        }
-        scratch: tuple[str, ...] = ()
-        if tiles:
-            (tile,) = tiles
-            scratch = (tiled.PANEL, tiled.ACCUMULATORS)
-            buffers[tiled.PANEL] = Buffer("i32", lambda m: tiled.panel_size(problem, tile, m))
-            buffers[tiled.ACCUMULATORS] = Buffer(
-                "f32", lambda m: tiled.accumulators_size(problem, tile, m)
-            )
         lhs = ("lhs", "lhs_scale") if problem.lhs_scaled else ("lhs",)
-        gemm_reads = (pack.VALUES, pack.EXPONENTS, "rhs", "rhs_scale")
+        packed = (pack.VALUES, pack.EXPONENTS, pack.FOLDED)
+        scratch = (tiled.PANEL, tiled.ACCUMULATORS) if tiles else ()
+        buffers = {
+            pack.VALUES: _buffer("i32", tiers, partial(pack.values_size, problem)),
+            pack.EXPONENTS: _buffer("i32", tiers, partial(pack.exponents_size, problem)),
+            pack.FOLDED: _buffer("i32", tiers, pack.flags_size),
+        }
+        if tiles:
+            buffers[tiled.PANEL] = _buffer("i32", tiles, partial(tiled.panel_size, problem))
+            buffers[tiled.ACCUMULATORS] = _buffer(
+                "f32", tiles, partial(tiled.accumulators_size, problem)
+            )
+        reads = (*packed, "rhs", "rhs_scale", *problem.epilogue.operand_names())
         return KernelPlan(
             (
-                Launch(PACK, reads=lhs, writes=(pack.VALUES, pack.EXPONENTS)),
-                Launch(
-                    GEMM,
-                    reads=gemm_reads + problem.epilogue.operand_names(),
-                    writes=(RESULT, *scratch),
-                ),
+                Launch(PACK, reads=lhs, writes=packed),
+                Launch(GEMM, reads=reads, writes=(RESULT, *scratch)),
             ),
             buffers,
         )
@@ -140,9 +123,18 @@ class CpuTarget(Target):
             tiled.emit_tiled(problem, tier, kernel)
 
 
-def _slab_rows(tier: KernelTier) -> int:
-    assert tier.mma is not None
-    return tier.mma[0]
+def _buffer(
+    element: str, tiers: Sequence[KernelTier], size: Callable[[KernelTier, Index], Index]
+) -> Buffer:
+    """A buffer that is large enough for each of ``tiers``."""
+
+    def largest(m: Index) -> Index:
+        result: Index = 1
+        for tier in tiers:
+            result = maximum(result, size(tier, m))
+        return result
+
+    return Buffer(element, largest)
 
 
 def _at_most_one(m: Index) -> Index:

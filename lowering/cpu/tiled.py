@@ -15,7 +15,14 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, IndexValue, ceil_div, maximum, minimum
+from block32.lowering.common.index import (
+    Index,
+    IndexValue,
+    as_value,
+    ceil_div,
+    maximum,
+    minimum,
+)
 from block32.lowering.cpu import operands, ops, pack
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS, Panel
@@ -27,6 +34,8 @@ from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
 ACCUMULATORS = "accumulators"
 PANEL = "panel"
+#: K steps in the body of the innermost loop; chunks hold a multiple of it.
+_UNROLL = 4
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,13 @@ class Partition:
         workgroups = ceil_div(slabs, most)
         # M = 0 has no workgroups; the maximum keeps the division defined.
         divisor = maximum(workgroups, 1)
-        return cls(slabs, workgroups, (slabs + divisor - 1) // divisor)
+        return cls(slabs, workgroups, _quotient(slabs + (divisor - 1), divisor))
+
+
+def _quotient(a: Index, b: Index) -> Index:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    return IndexValue(arith.divui(as_value(a), as_value(b)))
 
 
 def column_workgroups(problem: ScaledMatmul, tier: KernelTier) -> int:
@@ -114,6 +129,7 @@ class _Tiled:
             f"memref<?x{self.rows}x{COLUMNS}xf32>",
             (workgroups * self.partition.slabs_each,),
         )
+        self.flags = pack.folded_flags(kernel, self.partition.slabs)
         self.result = ResultStore(kernel)
 
     def emit(self) -> None:
@@ -123,8 +139,13 @@ class _Tiled:
         slabs = minimum(self.partition.slabs_each, left)
 
         def columns(column: IndexValue) -> None:
+            is_folded = self.panel.may_fold(column)
             ops.repeat(0, slabs, 1, self._clear)
-            ops.repeat(0, self.problem.k, self.part_k, lambda k: self._part(column, k, slabs))
+
+            def part(k: IndexValue) -> None:
+                self._part(column, k, slabs, is_folded)
+
+            ops.repeat(0, self.problem.k, self.part_k, part)
             ops.repeat(0, slabs, 1, lambda slab: self._finish(column, slab))
 
         ops.repeat(self.first_column, last, COLUMNS, columns)
@@ -135,12 +156,48 @@ class _Tiled:
                 position = [self.first_accumulator + slab, row, at]
                 ops.store(zero_accumulator(self.isa), self.accumulators, position, 64)
 
-    def _part(self, column: Index, k: IndexValue, slabs: Index) -> None:
+    def _part(self, column: Index, k: IndexValue, slabs: Index, is_folded: ir.Value) -> None:
         """Decode a panel for one part of K and multiply every slab with it."""
-        self.panel.fill(column, k)
-        ops.repeat(0, slabs, 1, lambda slab: self._slab(slab, k))
+        self.panel.fill(column, k, is_folded)
 
-    def _slab(self, slab: Index, k: IndexValue) -> None:
+        def slab(slab: IndexValue) -> None:
+            flag = ops.load_scalar(self.flags, [self.first_slab + slab])
+            x_folded = arith.trunci(ir.IntegerType.get_signless(1), flag)
+            ops.choose(
+                arith.andi(x_folded, is_folded),
+                lambda: self._folded_slab(slab, k),
+                lambda: self._exact_slab(slab, k),
+            )
+
+        ops.repeat(0, slabs, 1, slab)
+
+    def _folded_slab(self, slab: Index, k: IndexValue) -> None:
+        """The register tile's accumulators stay in registers for the part of K."""
+        lanes = self.isa.lanes
+        depth = minimum(operands.padded_k(self.problem, self.isa) - k, self.part_k)
+        first_x = k // self.isa.pair
+
+        def tile(at: IndexValue) -> None:
+            positions = [
+                [self.first_accumulator + slab, row, at + v]
+                for row in range(self.rows)
+                for v in range(0, self.tile_columns, lanes)
+            ]
+            sums = [ops.load(self.accumulators, p, lanes, 64) for p in positions]
+
+            def steps(i: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
+                for unrolled in range(_UNROLL):
+                    step = i + unrolled
+                    sums = self._multiply(slab, at, step, first_x + step, sums)
+                return sums
+
+            sums = ops.for_range(0, depth // self.isa.pair, _UNROLL, sums, steps)
+            for value, position in zip(sums, positions, strict=True):
+                ops.store(value, self.accumulators, position, 64)
+
+        ops.repeat(0, COLUMNS, self.tile_columns, tile)
+
+    def _exact_slab(self, slab: Index, k: IndexValue) -> None:
         blocks = minimum(self.problem.k_blocks - k // BLOCK_K, self.part_k // BLOCK_K)
 
         def tile(at: IndexValue) -> None:
