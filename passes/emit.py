@@ -7,8 +7,10 @@ Before::
     #pack = #hal.pipeline.layout<bindings = [
         #hal.pipeline.binding<storage_buffer, ReadOnly>,
         #hal.pipeline.binding<storage_buffer, ReadOnly>,
-        #hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>]>
+        #hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>,
+        #hal.pipeline.binding<storage_buffer>]>
     #gemm = #hal.pipeline.layout<bindings = [
+        #hal.pipeline.binding<storage_buffer, ReadOnly>,
         #hal.pipeline.binding<storage_buffer, ReadOnly>,
         #hal.pipeline.binding<storage_buffer, ReadOnly>,
         #hal.pipeline.binding<storage_buffer, ReadOnly>,

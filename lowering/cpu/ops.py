@@ -203,8 +203,8 @@ def for_range(
     lower: Index, upper: Index, step: int, carried: Sequence[ir.Value], body: LoopBody
 ) -> list[ir.Value]:
     """``for i in range(lower, upper, step)``; gives the carried values after the last iteration."""
-    bounds = [as_value(bound) for bound in (lower, upper, step)]
-    loop = scf.ForOp(*bounds, list(carried))
+    first, last, stride = (as_value(bound) for bound in (lower, upper, step))
+    loop = scf.ForOp(first, last, stride, list(carried))
     with ir.InsertionPoint(loop.body):
         scf.yield_(list(body(IndexValue(loop.induction_variable), list(loop.inner_iter_args))))
     return list(loop.results)

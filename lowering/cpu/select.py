@@ -56,7 +56,8 @@ def profiles() -> tuple[Profile, ...]:
 
 
 def _tier(fields: dict[str, Any]) -> KernelTier:
-    return KernelTier(**{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
+    return KernelTier(**values)
 
 
 def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
@@ -70,8 +71,8 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
 
 def _exactly(tier: KernelTier, m: int) -> KernelTier:
     """The tier for one M: a stream kernel holds that many rows and no more."""
-    assert tier.tile is not None and tier.mma is not None
     tier = dataclasses.replace(tier, max_m=None)
+    assert tier.tile is not None and tier.mma is not None
     if tier.form != "stream":
         return tier
     rows = max(m, 1)

@@ -15,7 +15,14 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, IndexValue, ceil_div, maximum, minimum
+from block32.lowering.common.index import (
+    Index,
+    IndexValue,
+    as_value,
+    ceil_div,
+    maximum,
+    minimum,
+)
 from block32.lowering.cpu import operands, ops, pack
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS, Panel
@@ -54,7 +61,13 @@ class Partition:
         workgroups = ceil_div(slabs, most)
         # M = 0 has no workgroups; the maximum keeps the division defined.
         divisor = maximum(workgroups, 1)
-        return cls(slabs, workgroups, (slabs + divisor - 1) // divisor)
+        return cls(slabs, workgroups, _quotient(slabs + (divisor - 1), divisor))
+
+
+def _quotient(a: Index, b: Index) -> Index:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    return IndexValue(arith.divui(as_value(a), as_value(b)))
 
 
 def column_workgroups(problem: ScaledMatmul, tier: KernelTier) -> int:

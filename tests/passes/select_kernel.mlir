@@ -47,7 +47,7 @@ func.func @for_another_target(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x2xf8E8M0F
   return %r : tensor<4x32xf32>
 }
 
-// REMARK: select_kernel.mlir:{{[0-9]+}}:8: remark: Mx32x64_e4m3_e4m3_32x32_f32: cpu M <= 1: avx2 stream {{.*}}avx2 instructions
+// REMARK: select_kernel.mlir:{{[0-9]+}}:8: remark: Mx32x64_e4m3_e4m3_32x32_f32: cpu M <= 1: avx2 stream {{.*}}tuned for avx2 processors
 // REMARK: remark: 4x32x64_e4m3_e4m3_32x32_f32: cpu generic stream 4x64x32 (asked for by block32.kernel)
 // REMARK: remark: block32.kernel for gfx950 ignored on cpu
 // REMARK: remark: 4x32x64_e4m3_e4m3_32x32_f32: cpu avx2 stream
