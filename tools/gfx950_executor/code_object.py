@@ -39,7 +39,8 @@ class Kernel:
     """A kernel of a code object: descriptor fields (bytes, counts) and metadata.
 
     ``entry`` is the address where a wave starts (after the compatibility prologue when the
-    kernel has preloaded arguments); ``user_sgprs`` lists the enabled user SGPR groups in order.
+    kernel has preloaded arguments); ``user_sgprs`` lists the enabled user SGPR groups in order;
+    ``clamps_overflow`` is the mode bit FP16_OVFL that conversions to 8-bit floats start with.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Kernel:
     agprs: int
     denormals_f32: bool
     denormals_f16_f64: bool
+    clamps_overflow: bool
     arguments: tuple[Argument, ...]
     workgroup_size: tuple[int, int, int] | None
     max_workgroup_size: int
@@ -192,6 +194,7 @@ def _kernel(image: bytes, symbols: dict[str, tuple[int, int]], metadata: dict[st
         agprs=max(0, total_vgprs - accum_offset),
         denormals_f32=(rsrc1 >> 16 & 3) == 3,
         denormals_f16_f64=(rsrc1 >> 18 & 3) == 3,
+        clamps_overflow=bool(rsrc1 >> 26 & 1),
         arguments=tuple(sorted(arguments, key=lambda a: a.offset)),
         workgroup_size=tuple(required) if required else None,
         max_workgroup_size=metadata.get(".max_flat_workgroup_size", 1024),

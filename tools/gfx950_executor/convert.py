@@ -4,7 +4,8 @@
 """Conversions to and from narrow floats: v_cvt_pk_fp8_f32, v_cvt_scalef32_* and relatives.
 
 A scale operand is a float32 of which only the exponent counts. Converting to a narrow format
-divides by 2^(exponent - 127), converting from it multiplies. gfx950 has the OCP formats.
+divides by 2^(exponent - 127), converting from it multiplies. gfx950 has the OCP formats. What
+overflows an 8-bit format is clamped if the mode bit FP16_OVFL is set, else infinity or NaN.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ def _to_narrow(inst: Instruction, limits: Limits, shape: str, narrow: str, wide:
             values = [w for pair in zip(*bits, strict=True) for w in pair]
         else:
             values = _elements(bits[0], _WIDE_BITS[wide], count)
-        codes = [floats.encode(_decode_wide(v, wide) / factor, form) for v in values]
+        saturate = wave.clamps_overflow
+        codes = [floats.encode(_decode_wide(v, wide) / factor, form, saturate) for v in values]
         if shape == "pk":
             word = codes[0] | codes[1] << np.uint32(form.bits)
             _write_field(wave, row, word, touched, width * place, width)
@@ -203,7 +205,8 @@ def compile_pack_fp8(inst: Instruction, limits: Limits) -> Step:
     shift = 16 * (inst["opsel"] >> 3)
 
     def run(wave: Wave) -> None:
-        codes = [floats.encode(s.read(wave).astype(np.float64), form) for s in sources]
+        wide = [s.read(wave).astype(np.float64) for s in sources]
+        codes = [floats.encode(w, form, wave.clamps_overflow) for w in wide]
         touched = np.zeros(LANES, np.bool_)
         for source in sources:
             mask = source.poison(wave)

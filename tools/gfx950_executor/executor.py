@@ -281,6 +281,7 @@ def _start(
     threads = size[0] * size[1] * size[2] - LANES * wave.index
     wave.write_s64(EXEC, (1 << min(threads, LANES)) - 1)
     wave.flush_f32 = not kernel.denormals_f32
+    wave.clamps_overflow = kernel.clamps_overflow
     wave.pc = kernel.entry
 
 

@@ -72,25 +72,27 @@ def decode_table(form: NarrowFormat) -> F32:
     return values
 
 
-def encode(values: F64, form: NarrowFormat) -> Bits:
-    """Round to nearest even to a narrow format, saturating finite values.
+def encode(values: F64, form: NarrowFormat, saturate: bool = True) -> Bits:
+    """Round to nearest even to a narrow format.
 
-    Infinities stay infinite where the format has them, become NaN in e4m3, and saturate in the
-    formats without either; NaN in those gives the largest magnitude.
+    Args:
+        values: what to round.
+        form: the format.
+        saturate: whether what lies beyond the largest value (infinity too) becomes that; if not
+            it becomes infinity, or NaN in e4m3. Formats without either always saturate, NaN too.
     """
     magnitude = np.abs(values)
     _, exponent = np.frexp(np.where(np.isfinite(magnitude), magnitude, 0.0))
     exponent = np.maximum(exponent - 1, 1 - form.bias)
     step = np.ldexp(1.0, exponent - form.mantissa_bits)
-    rounded = np.minimum(np.rint(magnitude / step) * step, form.largest)
-    rounded = np.where(np.isfinite(magnitude), rounded, form.largest)
+    rounded = np.where(np.isfinite(magnitude), np.rint(magnitude / step) * step, np.inf)
     table = decode_table(form)[: 1 << (form.bits - 1)]
     finite = np.flatnonzero(np.isfinite(table))
-    code = finite[np.searchsorted(table[finite], rounded)].astype(np.uint32)
-    if form.infinity is not None:
-        code = np.where(np.isinf(magnitude), np.uint32(form.infinity), code)
-    elif form.nan is not None:
-        code = np.where(np.isinf(magnitude), np.uint32(form.nan), code)
+    code = finite[np.searchsorted(table[finite], np.minimum(rounded, form.largest))]
+    code = code.astype(np.uint32)
+    if not saturate and form.nan is not None:
+        beyond = form.nan if form.infinity is None else form.infinity
+        code = np.where(rounded > form.largest, np.uint32(beyond), code)
     if form.nan is not None:
         code = np.where(np.isnan(values), np.uint32(form.nan), code)
     return code | np.signbit(values).astype(np.uint32) << np.uint32(form.bits - 1)

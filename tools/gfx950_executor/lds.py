@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 
+from block32.tools.gfx950_executor.addresses import defined_v
 from block32.tools.gfx950_executor.atomics import LDS_NAMES, UPDATES
 from block32.tools.gfx950_executor.decoder import Instruction
 from block32.tools.gfx950_executor.errors import (
@@ -20,7 +21,7 @@ from block32.tools.gfx950_executor.memory import Bytes, byte_index, bytes_of, wo
 from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows
 from block32.tools.gfx950_executor.state import FIRST_AGPR, LANES, Wave
 from block32.tools.gfx950_executor.valu import Limits, Step
-from block32.tools.gfx950_executor.vmem import Element, defined_v, extend, put
+from block32.tools.gfx950_executor.vmem import Element, extend, put
 from block32.tools.gfx950_executor.waits import Index, Outstanding
 
 _READ = re.compile(r"ds_read_(?P<type>[iub]\d+)(?P<d16>_d16)?(?P<hi>_hi)?$")

@@ -32,6 +32,9 @@ from block32.tools.gfx950_executor.valu import Limits, Step
 
 Array = Any
 _LANE = np.arange(LANES)
+_ALL_LANES = np.ones(LANES, np.bool_)
+# 2^(byte - 127), and NaN for byte 255.
+_E8M0 = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan)
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,11 @@ def _unpack(registers: U32, bits: int) -> Array:
     return np.stack(parts, axis=-1).reshape(LANES, -1)
 
 
-def _matrix(elements: Array, shape: Shape, k: Array) -> Array:
-    """Scatter lanes' elements to a matrix [rows, K]."""
-    matrix = np.empty((shape.mn, shape.k), elements.dtype)
-    matrix[(_LANE % shape.mn)[:, None], k] = elements
-    return matrix
+def _places(shape: Shape, k: Array) -> Array:
+    """For each element of a matrix [rows, K], which of the lanes' elements it is."""
+    places = np.empty((shape.mn, shape.k), np.int64)
+    places[(_LANE % shape.mn)[:, None], k] = np.arange(k.size).reshape(k.shape)
+    return places
 
 
 def _poisoned_rows(touched: Array | None, shape: Shape) -> Array:
@@ -153,6 +156,7 @@ class _Result:
         self.c = _Registers(inst, inst["src2"], shape.results, accumulator, limits)
         self._rows = result_rows(shape)
         self._columns = (_LANE % shape.mn)[:, None]
+        self._flat = (self._rows * shape.mn + self._columns).T  # [results, 64]
 
     def write(
         self,
@@ -162,24 +166,22 @@ class _Result:
         a_touched: Array | None,
         b_touched: Array | None,
     ) -> None:
+        """Add C to a product [M, N] and write D in all lanes."""
         c_touched = self.c.touched(wave)
-        c = self.c.read(wave).view(kind).T
-        d = product[self._rows, self._columns]
-        d = (d + c.astype(d.dtype)).astype(kind)
+        c = self.c.read(wave).view(kind)
+        d = product.ravel()[self._flat]
+        words = (d + c.astype(d.dtype)).astype(kind).view(np.uint32)
         poison = None
         if not (a_touched is None and b_touched is None and c_touched is None):
             a_rows = _poisoned_rows(a_touched, self.shape)[self._rows]
             b_rows = _poisoned_rows(b_touched, self.shape)[self._columns]
-            bad = a_rows | b_rows
+            bad = np.logical_or(a_rows, b_rows).T
             if c_touched is not None:
-                bad = bad | (wave.v_poison[self.c.first : self.c.first + self.c.count] != 0).T
+                bad = bad | (wave.v_poison[self.c.first : self.c.first + self.c.count] != 0)
             poison = np.where(bad, np.uint32(ALL_BITS), np.uint32(0))
-        words = np.ascontiguousarray(d).view(np.uint32)
-        everyone = np.ones(LANES, np.bool_)
         for r in range(self.shape.results):
-            wave.write_v(
-                self.row + r, words[:, r], None if poison is None else poison[:, r], everyone
-            )
+            mask = None if poison is None else poison[r]
+            wave.write_v(self.row + r, words[r], mask, _ALL_LANES)
 
 
 _SCALED = re.compile(r"v_mfma_(?:scale_)?f32_(\d+)x\d+x(\d+)_f8f6f4$")
@@ -203,14 +205,12 @@ class _Operand:
         self.registers = _Registers(
             inst, inst[f"src{side}"], registers, _accumulator_bits(inst)[side], limits
         )
-        self.k = k_of_elements(shape, self.form.bits, scaled=True)
-        self.table = floats.decode_table(self.form)
+        self.places = _places(shape, k_of_elements(shape, self.form.bits, scaled=True))
+        self.table = floats.decode_table(self.form).astype(np.float64)
         self.scale: _Registers | None = None
         self.scale_byte = np.uint32(0)
         if "scale_src0" in inst.fields:
             self._use_scale(inst, side, limits)
-        self._matrix_row = (_LANE % shape.mn)[:, None]
-        self._matrix_block = (_LANE // shape.mn)[:, None]
 
     def _use_scale(self, inst: Instruction, side: int, limits: Limits) -> None:
         code = inst[f"scale_src{side}"]
@@ -224,21 +224,22 @@ class _Operand:
         byte = (inst["opsel_hi"] >> side & 1) << 1 | inst["opsel"] >> side & 1
         self.scale_byte = np.uint32(8 * byte)
 
-    def read(self, wave: Wave) -> tuple[Array, Array, Array | None]:
-        """(values [rows, K] float64 unscaled, scales [rows, K / 32], lanes with poison)."""
+    def read(self, wave: Wave) -> tuple[Array, Array | None]:
+        """Scaled values [rows, K], exact in float64, and the lanes with poison."""
         codes = _unpack(self.registers.read(wave), self.form.bits)
-        values = _matrix(self.table[codes], self.shape, self.k)
+        values = self.table[codes.ravel()[self.places]]
         touched = self.registers.touched(wave)
-        scales = np.ones((self.shape.mn, self.shape.k // 32))
-        if self.scale is not None:
-            byte = (self.scale.read(wave)[0] >> self.scale_byte & np.uint32(255)).astype(np.int64)
-            power = np.where(byte == 255, np.nan, np.ldexp(1.0, byte - 127))
-            scales[self._matrix_row, self._matrix_block] = power[:, None]
-            if self.scale.touched(wave) is not None:
-                field = np.uint32(255) << self.scale_byte
-                bad = (wave.v_poison[self.scale.first] & field) != 0
-                touched = bad if touched is None else touched | bad
-        return values, scales, touched
+        if self.scale is None:
+            return values, touched
+        field = np.uint32(255) << self.scale_byte
+        byte = (self.scale.read(wave)[0] & field) >> self.scale_byte
+        # Lane l has the scale of row l % rows and K block l / rows.
+        scales = _E8M0[byte].reshape(-1, self.shape.mn).T
+        blocks = values.reshape(self.shape.mn, -1, 32) * scales[:, :, None]
+        if self.scale.touched(wave) is not None:
+            bad = (wave.v_poison[self.scale.first] & field) != 0
+            touched = bad if touched is None else touched | bad
+        return blocks.reshape(values.shape), touched
 
 
 def compile_scaled(inst: Instruction, limits: Limits) -> Step:
@@ -254,14 +255,8 @@ def compile_scaled(inst: Instruction, limits: Limits) -> Step:
     result = _Result(inst, shape, limits)
 
     def run(wave: Wave) -> None:
-        a_values, a_scales, a_touched = a.read(wave)
-        b_values, b_scales, b_touched = b.read(wave)
-        total = np.zeros((shape.mn, shape.mn))
-        for block in range(shape.k // 32):
-            part = slice(32 * block, 32 * block + 32)
-            dot = a_values[:, part].astype(np.float64) @ b_values[:, part].T.astype(np.float64)
-            total += dot * np.outer(a_scales[:, block], b_scales[:, block])
-        result.write(wave, total, np.float32, a_touched, b_touched)
+        (left, a_touched), (right, b_touched) = a.read(wave), b.read(wave)
+        result.write(wave, left @ right.T, np.float32, a_touched, b_touched)
 
     return run
 
@@ -303,12 +298,12 @@ def compile_plain(inst: Instruction, limits: Limits) -> Step:
             inst, inst[f"src{side}"], registers, _accumulator_bits(inst)[side], limits
         )
         sides.append((operand, bits, kind))
-    k = k_of_elements(shape, 16, scaled=False)
+    places = _places(shape, k_of_elements(shape, 16, scaled=False))
     result = _Result(inst, shape, limits)
 
     def run(wave: Wave) -> None:
         a, b = (
-            _matrix(_plain_elements(_unpack(operand.read(wave), bits), kind), shape, k)
+            _plain_elements(_unpack(operand.read(wave), bits), kind).ravel()[places]
             for operand, bits, kind in sides
         )
         touched = [operand.touched(wave) for operand, _, _ in sides]

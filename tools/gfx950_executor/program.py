@@ -20,7 +20,7 @@ from block32.tools.gfx950_executor.packed import PACKED, compile_packed
 from block32.tools.gfx950_executor.salu import compile_program_control, compile_salu
 from block32.tools.gfx950_executor.smem import compile_smem
 from block32.tools.gfx950_executor.valu import Limits, Step, compile_simple
-from block32.tools.gfx950_executor.valu_ops import OPS
+from block32.tools.gfx950_executor.valu_conversions import OPS
 from block32.tools.gfx950_executor.valu_special import SPECIAL, compile_compare
 from block32.tools.gfx950_executor.vmem import compile_vmem
 

@@ -407,19 +407,24 @@ def _compile_sopk(inst: Instruction) -> Step:
 
 
 _HWREG_MODE = 1
+_F32_DENORMALS, _OVERFLOW_CLAMP = 4, 23
 
 
 def _compile_setreg(inst: Instruction) -> Step:
-    """s_setreg of the MODE register's f32 denormal field, which divisions toggle."""
+    """s_setreg of two fields of MODE: f32 denormals (divisions toggle them) and FP16_OVFL."""
     register, offset = inst["simm16"] & 0x3F, inst["simm16"] >> 6 & 0x1F
     size = (inst["simm16"] >> 11 & 0x1F) + 1
-    if register != _HWREG_MODE or (offset, size) not in ((4, 2), (4, 4)):
+    known = ((_F32_DENORMALS, 2), (_F32_DENORMALS, 4), (_OVERFLOW_CLAMP, 1))
+    if register != _HWREG_MODE or (offset, size) not in known:
         raise UnknownInstructionError(f"{inst.name} of hardware register {register}, bit {offset}")
     literal, source = inst.literal, inst["sdst"]
 
     def run(wave: Wave) -> None:
         value = literal if literal is not None else wave.defined_s(source, "a mode")
-        wave.flush_f32 = value & 3 != 3
+        if offset == _OVERFLOW_CLAMP:
+            wave.clamps_overflow = bool(value & 1)
+        else:
+            wave.flush_f32 = value & 3 != 3
 
     return run
 

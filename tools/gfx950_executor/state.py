@@ -90,6 +90,7 @@ class Wave:
         self.scc_poison = True
         self.pc = 0
         self.flush_f32 = False
+        self.clamps_overflow = False
         self.lanes: Mask = np.ones(LANES, np.bool_)
         self.active = np.arange(LANES)  # numbers of the active lanes
         self.exec_full = True

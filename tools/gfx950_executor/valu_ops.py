@@ -49,13 +49,14 @@ class VectorOp:
 OPS: dict[str, VectorOp] = {}
 
 
-def _op(
+def define(
     name: str,
     types: str,
     compute: Callable[..., Array],
     poison: PoisonRule | None = None,
     **rest: Any,
 ) -> None:
+    """Add an operation to the table; `types` names its result and sources, parted by blanks."""
     result, *sources = types.split()
     OPS[name] = VectorOp(result, tuple(sources), compute, poison, **rest)
 
@@ -84,7 +85,7 @@ def _or_rule(values: list[Array], masks: list[Array]) -> Array:
     return (p & q) | (p & ~b) | (q & ~a)
 
 
-def _spread(mask: Array) -> Array:
+def spread(mask: Array) -> Array:
     """All ones where a lane has any poison."""
     kind = mask.dtype.type
     return np.where(mask != 0, ~kind(0), kind(0))
@@ -95,32 +96,32 @@ def _shift_rule(compute: Callable[[Array, Array], Array], bits: int) -> PoisonRu
 
     def rule(values: list[Array], masks: list[Array]) -> Array:
         moved = compute(values[0].view(masks[1].dtype), masks[1])
-        return moved | _spread(masks[0] & masks[0].dtype.type(bits - 1)).astype(moved.dtype)
+        return moved | spread(masks[0] & masks[0].dtype.type(bits - 1)).astype(moved.dtype)
 
     return rule
 
 
 # ---- float32
 
-_op("v_add_f32", "f32 f32 f32", lambda a, b: a + b)
-_op("v_sub_f32", "f32 f32 f32", lambda a, b: a - b)
-_op("v_subrev_f32", "f32 f32 f32", lambda a, b: b - a)
-_op("v_mul_f32", "f32 f32 f32", lambda a, b: a * b)
-_op(
+define("v_add_f32", "f32 f32 f32", lambda a, b: a + b)
+define("v_sub_f32", "f32 f32 f32", lambda a, b: a - b)
+define("v_subrev_f32", "f32 f32 f32", lambda a, b: b - a)
+define("v_mul_f32", "f32 f32 f32", lambda a, b: a * b)
+define(
     "v_mul_legacy_f32",
     "f32 f32 f32",
     lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b),
 )
-_op("v_min_f32", "f32 f32 f32", np.fmin)
-_op("v_max_f32", "f32 f32 f32", np.fmax)
-_op("v_fma_f32", "f32 f32 f32 f32", floats.fma32)
-_op("v_fmac_f32", "f32 f32 f32 f32", floats.fma32, reads_target=True)
-_op("v_fmamk_f32", "f32 f32 f32 f32", floats.fma32)
-_op("v_fmaak_f32", "f32 f32 f32 f32", floats.fma32)
-_op("v_min3_f32", "f32 f32 f32 f32", lambda a, b, c: np.fmin(np.fmin(a, b), c))
-_op("v_max3_f32", "f32 f32 f32 f32", lambda a, b, c: np.fmax(np.fmax(a, b), c))
-_op("v_minimum3_f32", "f32 f32 f32 f32", lambda a, b, c: np.minimum(np.minimum(a, b), c))
-_op("v_maximum3_f32", "f32 f32 f32 f32", lambda a, b, c: np.maximum(np.maximum(a, b), c))
+define("v_min_f32", "f32 f32 f32", np.fmin)
+define("v_max_f32", "f32 f32 f32", np.fmax)
+define("v_fma_f32", "f32 f32 f32 f32", floats.fma32)
+define("v_fmac_f32", "f32 f32 f32 f32", floats.fma32, reads_target=True)
+define("v_fmamk_f32", "f32 f32 f32 f32", floats.fma32)
+define("v_fmaak_f32", "f32 f32 f32 f32", floats.fma32)
+define("v_min3_f32", "f32 f32 f32 f32", lambda a, b, c: np.fmin(np.fmin(a, b), c))
+define("v_max3_f32", "f32 f32 f32 f32", lambda a, b, c: np.fmax(np.fmax(a, b), c))
+define("v_minimum3_f32", "f32 f32 f32 f32", lambda a, b, c: np.minimum(np.minimum(a, b), c))
+define("v_maximum3_f32", "f32 f32 f32 f32", lambda a, b, c: np.maximum(np.maximum(a, b), c))
 
 
 def _median(a: Array, b: Array, c: Array) -> Array:
@@ -128,12 +129,12 @@ def _median(a: Array, b: Array, c: Array) -> Array:
     return np.fmax(low, np.fmin(high, c))
 
 
-_op("v_med3_f32", "f32 f32 f32 f32", _median)
-_op("v_floor_f32", "f32 f32", np.floor)
-_op("v_ceil_f32", "f32 f32", np.ceil)
-_op("v_trunc_f32", "f32 f32", np.trunc)
-_op("v_rndne_f32", "f32 f32", np.rint)
-_op("v_fract_f32", "f32 f32", lambda a: np.fmin(a - np.floor(a), np.float32(1 - 2**-24)))
+define("v_med3_f32", "f32 f32 f32 f32", _median)
+define("v_floor_f32", "f32 f32", np.floor)
+define("v_ceil_f32", "f32 f32", np.ceil)
+define("v_trunc_f32", "f32 f32", np.trunc)
+define("v_rndne_f32", "f32 f32", np.rint)
+define("v_fract_f32", "f32 f32", lambda a: np.fmin(a - np.floor(a), np.float32(1 - 2**-24)))
 
 
 def _through_f64(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -151,24 +152,26 @@ for _name, _function in {
     "v_sin_f32": lambda a: np.sin(2 * np.pi * a),
     "v_cos_f32": lambda a: np.cos(2 * np.pi * a),
 }.items():
-    _op(_name, "f32 f32", _through_f64(_function), denormals=False)
+    define(_name, "f32 f32", _through_f64(_function), denormals=False)
 
 
 def _ldexp(a: Array, b: Array) -> Array:
     return np.ldexp(a, np.clip(b, -1000, 1000))
 
 
-_op("v_ldexp_f32", "f32 f32 i32", lambda a, b: _ldexp(a.astype(np.float64), b).astype(np.float32))
+define(
+    "v_ldexp_f32", "f32 f32 i32", lambda a, b: _ldexp(a.astype(np.float64), b).astype(np.float32)
+)
 
 
 def _frexp_exponent(a: Array) -> Array:
     return np.where(np.isfinite(a), np.frexp(a)[1], 0).astype(np.int32)
 
 
-_op("v_frexp_exp_i32_f32", "i32 f32", _frexp_exponent)
-_op("v_frexp_exp_i32_f64", "i32 f64", _frexp_exponent)
-_op("v_frexp_mant_f32", "f32 f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a))
-_op("v_frexp_mant_f64", "f64 f64", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a))
+define("v_frexp_exp_i32_f32", "i32 f32", _frexp_exponent)
+define("v_frexp_exp_i32_f64", "i32 f64", _frexp_exponent)
+define("v_frexp_mant_f32", "f32 f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a))
+define("v_frexp_mant_f64", "f64 f64", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a))
 
 
 def _div_fixup(q: Array, denominator: Array, numerator: Array) -> Array:
@@ -183,17 +186,17 @@ def _div_fixup(q: Array, denominator: Array, numerator: Array) -> Array:
     return np.where(undefined, np.nan, result).astype(q.dtype)
 
 
-_op("v_div_fixup_f32", "f32 f32 f32 f32", _div_fixup)
-_op("v_div_fixup_f64", "f64 f64 f64 f64", _div_fixup)
-_op("v_div_fixup_f16", "f16 f16 f16 f16", _div_fixup, keeps_high=True)
+define("v_div_fixup_f32", "f32 f32 f32 f32", _div_fixup)
+define("v_div_fixup_f64", "f64 f64 f64 f64", _div_fixup)
+define("v_div_fixup_f16", "f16 f16 f16 f16", _div_fixup, keeps_high=True)
 
 # ---- float64
 
-_op("v_add_f64", "f64 f64 f64", lambda a, b: a + b)
-_op("v_mul_f64", "f64 f64 f64", lambda a, b: a * b)
-_op("v_min_f64", "f64 f64 f64", np.fmin)
-_op("v_max_f64", "f64 f64 f64", np.fmax)
-_op("v_ldexp_f64", "f64 f64 i32", lambda a, b: np.ldexp(a, np.clip(b, -5000, 5000)))
+define("v_add_f64", "f64 f64 f64", lambda a, b: a + b)
+define("v_mul_f64", "f64 f64 f64", lambda a, b: a * b)
+define("v_min_f64", "f64 f64 f64", np.fmin)
+define("v_max_f64", "f64 f64 f64", np.fmax)
+define("v_ldexp_f64", "f64 f64 i32", lambda a, b: np.ldexp(a, np.clip(b, -5000, 5000)))
 for _name, _function in {
     "v_floor_f64": np.floor,
     "v_ceil_f64": np.ceil,
@@ -203,7 +206,7 @@ for _name, _function in {
     "v_rsq_f64": lambda a: 1.0 / np.sqrt(a),
     "v_sqrt_f64": np.sqrt,
 }.items():
-    _op(_name, "f64 f64", _function)
+    define(_name, "f64 f64", _function)
 
 
 def _fma64(a: Array, b: Array, c: Array) -> Array:
@@ -211,8 +214,8 @@ def _fma64(a: Array, b: Array, c: Array) -> Array:
     return wide.astype(np.float64)
 
 
-_op("v_fma_f64", "f64 f64 f64 f64", _fma64)
-_op("v_fmac_f64", "f64 f64 f64 f64", _fma64, reads_target=True)
+define("v_fma_f64", "f64 f64 f64 f64", _fma64)
+define("v_fmac_f64", "f64 f64 f64 f64", _fma64, reads_target=True)
 
 # ---- float16
 
@@ -221,17 +224,19 @@ def _fma16(a: Array, b: Array, c: Array) -> Array:
     return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16)
 
 
-_op("v_add_f16", "f16 f16 f16", lambda a, b: a + b)
-_op("v_sub_f16", "f16 f16 f16", lambda a, b: a - b)
-_op("v_subrev_f16", "f16 f16 f16", lambda a, b: b - a)
-_op("v_mul_f16", "f16 f16 f16", lambda a, b: a * b)
-_op("v_min_f16", "f16 f16 f16", np.fmin)
-_op("v_max_f16", "f16 f16 f16", np.fmax)
-_op("v_fma_f16", "f16 f16 f16 f16", _fma16, keeps_high=True)
-_op("v_min3_f16", "f16 f16 f16 f16", lambda a, b, c: np.fmin(np.fmin(a, b), c), keeps_high=True)
-_op("v_max3_f16", "f16 f16 f16 f16", lambda a, b, c: np.fmax(np.fmax(a, b), c), keeps_high=True)
-_op("v_med3_f16", "f16 f16 f16 f16", _median, keeps_high=True)
-_op("v_ldexp_f16", "f16 f16 i16", lambda a, b: _ldexp(a.astype(np.float64), b).astype(np.float16))
+define("v_add_f16", "f16 f16 f16", lambda a, b: a + b)
+define("v_sub_f16", "f16 f16 f16", lambda a, b: a - b)
+define("v_subrev_f16", "f16 f16 f16", lambda a, b: b - a)
+define("v_mul_f16", "f16 f16 f16", lambda a, b: a * b)
+define("v_min_f16", "f16 f16 f16", np.fmin)
+define("v_max_f16", "f16 f16 f16", np.fmax)
+define("v_fma_f16", "f16 f16 f16 f16", _fma16, keeps_high=True)
+define("v_min3_f16", "f16 f16 f16 f16", lambda a, b, c: np.fmin(np.fmin(a, b), c), keeps_high=True)
+define("v_max3_f16", "f16 f16 f16 f16", lambda a, b, c: np.fmax(np.fmax(a, b), c), keeps_high=True)
+define("v_med3_f16", "f16 f16 f16 f16", _median, keeps_high=True)
+define(
+    "v_ldexp_f16", "f16 f16 i16", lambda a, b: _ldexp(a.astype(np.float64), b).astype(np.float16)
+)
 for _name, _function in {
     "v_floor_f16": np.floor,
     "v_ceil_f16": np.ceil,
@@ -243,86 +248,88 @@ for _name, _function in {
     "v_exp_f16": lambda a: np.exp2(a.astype(np.float64)),
     "v_log_f16": lambda a: np.log2(a.astype(np.float64)),
 }.items():
-    _op(_name, "f16 f16", lambda a, f=_function: f(a).astype(np.float16))
+    define(_name, "f16 f16", lambda a, f=_function: f(a).astype(np.float16))
 
 # ---- integers
 
-_op("v_add_u32", "u32 u32 u32", lambda a, b: a + b)
-_op("v_sub_u32", "u32 u32 u32", lambda a, b: a - b)
-_op("v_subrev_u32", "u32 u32 u32", lambda a, b: b - a)
-_op("v_add_i32", "i32 i32 i32", lambda a, b: a + b)
-_op("v_sub_i32", "i32 i32 i32", lambda a, b: a - b)
-_op("v_mul_lo_u32", "u32 u32 u32", lambda a, b: a * b)
-_op(
+define("v_add_u32", "u32 u32 u32", lambda a, b: a + b)
+define("v_sub_u32", "u32 u32 u32", lambda a, b: a - b)
+define("v_subrev_u32", "u32 u32 u32", lambda a, b: b - a)
+define("v_add_i32", "i32 i32 i32", lambda a, b: a + b)
+define("v_sub_i32", "i32 i32 i32", lambda a, b: a - b)
+define("v_mul_lo_u32", "u32 u32 u32", lambda a, b: a * b)
+define(
     "v_mul_hi_u32",
     "u32 u32 u32",
     lambda a, b: (a.astype(np.uint64) * b >> np.uint64(32)).astype(np.uint32),
 )
-_op(
+define(
     "v_mul_hi_i32",
     "i32 i32 i32",
     lambda a, b: (a.astype(np.int64) * b >> np.int64(32)).astype(np.int32),
 )
-_op("v_mul_u32_u24", "u32 u24 u24", lambda a, b: a * b)
-_op("v_mul_i32_i24", "i32 i24 i24", lambda a, b: a * b)
-_op(
+define("v_mul_u32_u24", "u32 u24 u24", lambda a, b: a * b)
+define("v_mul_i32_i24", "i32 i24 i24", lambda a, b: a * b)
+define(
     "v_mul_hi_u32_u24",
     "u32 u24 u24",
     lambda a, b: (a.astype(np.uint64) * b >> np.uint64(32)).astype(np.uint32),
 )
-_op(
+define(
     "v_mul_hi_i32_i24",
     "i32 i24 i24",
     lambda a, b: (a.astype(np.int64) * b >> np.int64(32)).astype(np.int32),
 )
-_op("v_mad_u32_u24", "u32 u24 u24 u32", lambda a, b, c: a * b + c)
-_op("v_mad_i32_i24", "i32 i24 i24 i32", lambda a, b, c: a * b + c)
-_op("v_mad_u32_u16", "u32 u16 u16 u32", lambda a, b, c: a.astype(np.uint32) * b + c)
-_op("v_mad_i32_i16", "i32 i16 i16 i32", lambda a, b, c: a.astype(np.int32) * b + c)
+define("v_mad_u32_u24", "u32 u24 u24 u32", lambda a, b, c: a * b + c)
+define("v_mad_i32_i24", "i32 i24 i24 i32", lambda a, b, c: a * b + c)
+define("v_mad_u32_u16", "u32 u16 u16 u32", lambda a, b, c: a.astype(np.uint32) * b + c)
+define("v_mad_i32_i16", "i32 i16 i16 i32", lambda a, b, c: a.astype(np.int32) * b + c)
 for _sign in "iu":
     _t = f"{_sign}32"
-    _op(f"v_min_{_t}", f"{_t} {_t} {_t}", np.minimum)
-    _op(f"v_max_{_t}", f"{_t} {_t} {_t}", np.maximum)
-    _op(f"v_min3_{_t}", f"{_t} {_t} {_t} {_t}", lambda a, b, c: np.minimum(np.minimum(a, b), c))
-    _op(f"v_max3_{_t}", f"{_t} {_t} {_t} {_t}", lambda a, b, c: np.maximum(np.maximum(a, b), c))
-    _op(
+    define(f"v_min_{_t}", f"{_t} {_t} {_t}", np.minimum)
+    define(f"v_max_{_t}", f"{_t} {_t} {_t}", np.maximum)
+    define(f"v_min3_{_t}", f"{_t} {_t} {_t} {_t}", lambda a, b, c: np.minimum(np.minimum(a, b), c))
+    define(f"v_max3_{_t}", f"{_t} {_t} {_t} {_t}", lambda a, b, c: np.maximum(np.maximum(a, b), c))
+    define(
         f"v_med3_{_t}",
         f"{_t} {_t} {_t} {_t}",
         lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c)),
     )
     _h = f"{_sign}16"
-    _op(f"v_min_{_h}", f"{_h} {_h} {_h}", np.minimum)
-    _op(f"v_max_{_h}", f"{_h} {_h} {_h}", np.maximum)
-    _op(f"v_mad_{_h}", f"{_h} {_h} {_h} {_h}", lambda a, b, c: a * b + c, keeps_high=True)
-_op("v_add_u16", "u16 u16 u16", lambda a, b: a + b)
-_op("v_sub_u16", "u16 u16 u16", lambda a, b: a - b)
-_op("v_subrev_u16", "u16 u16 u16", lambda a, b: b - a)
-_op("v_add_i16", "i16 i16 i16", lambda a, b: a + b)
-_op("v_sub_i16", "i16 i16 i16", lambda a, b: a - b)
-_op("v_mul_lo_u16", "u16 u16 u16", lambda a, b: a * b)
-_op("v_add3_u32", "u32 u32 u32 u32", lambda a, b, c: a + b + c)
-_op("v_xad_u32", "u32 u32 u32 u32", lambda a, b, c: (a ^ b) + c)
-_op("v_lshl_add_u32", "u32 u32 u32 u32", lambda a, b, c: (a << (b & _u(31))) + c)
-_op("v_add_lshl_u32", "u32 u32 u32 u32", lambda a, b, c: (a + b) << (c & _u(31)))
-_op("v_lshl_add_u64", "u64 u64 u32 u64", lambda a, b, c: (a << (b & _u(7)).astype(np.uint64)) + c)
-_op("v_sad_u32", "u32 u32 u32 u32", lambda a, b, c: np.where(a > b, a - b, b - a) + c)
+    define(f"v_min_{_h}", f"{_h} {_h} {_h}", np.minimum)
+    define(f"v_max_{_h}", f"{_h} {_h} {_h}", np.maximum)
+    define(f"v_mad_{_h}", f"{_h} {_h} {_h} {_h}", lambda a, b, c: a * b + c, keeps_high=True)
+define("v_add_u16", "u16 u16 u16", lambda a, b: a + b)
+define("v_sub_u16", "u16 u16 u16", lambda a, b: a - b)
+define("v_subrev_u16", "u16 u16 u16", lambda a, b: b - a)
+define("v_add_i16", "i16 i16 i16", lambda a, b: a + b)
+define("v_sub_i16", "i16 i16 i16", lambda a, b: a - b)
+define("v_mul_lo_u16", "u16 u16 u16", lambda a, b: a * b)
+define("v_add3_u32", "u32 u32 u32 u32", lambda a, b, c: a + b + c)
+define("v_xad_u32", "u32 u32 u32 u32", lambda a, b, c: (a ^ b) + c)
+define("v_lshl_add_u32", "u32 u32 u32 u32", lambda a, b, c: (a << (b & _u(31))) + c)
+define("v_add_lshl_u32", "u32 u32 u32 u32", lambda a, b, c: (a + b) << (c & _u(31)))
+define(
+    "v_lshl_add_u64", "u64 u64 u32 u64", lambda a, b, c: (a << (b & _u(7)).astype(np.uint64)) + c
+)
+define("v_sad_u32", "u32 u32 u32 u32", lambda a, b, c: np.where(a > b, a - b, b - a) + c)
 
 # ---- bits
 
-_op("v_and_b32", "b32 b32 b32", lambda a, b: a & b, _and_rule)
-_op("v_or_b32", "b32 b32 b32", lambda a, b: a | b, _or_rule)
-_op("v_xor_b32", "b32 b32 b32", lambda a, b: a ^ b, _either)
-_op("v_xnor_b32", "b32 b32 b32", lambda a, b: ~(a ^ b), _either)
-_op("v_not_b32", "b32 b32", lambda a: ~a, _either)
-_op("v_mov_b32", "b32 b32", lambda a: a, _either)
-_op("v_mov_b64", "b64 b64", lambda a: a, _either)
-_op("v_accvgpr_read", "b32 b32", lambda a: a, _either)
-_op("v_accvgpr_write", "b32 b32", lambda a: a, _either)
-_op("v_accvgpr_mov_b32", "b32 b32", lambda a: a, _either)
+define("v_and_b32", "b32 b32 b32", lambda a, b: a & b, _and_rule)
+define("v_or_b32", "b32 b32 b32", lambda a, b: a | b, _or_rule)
+define("v_xor_b32", "b32 b32 b32", lambda a, b: a ^ b, _either)
+define("v_xnor_b32", "b32 b32 b32", lambda a, b: ~(a ^ b), _either)
+define("v_not_b32", "b32 b32", lambda a: ~a, _either)
+define("v_mov_b32", "b32 b32", lambda a: a, _either)
+define("v_mov_b64", "b64 b64", lambda a: a, _either)
+define("v_accvgpr_read", "b32 b32", lambda a: a, _either)
+define("v_accvgpr_write", "b32 b32", lambda a: a, _either)
+define("v_accvgpr_mov_b32", "b32 b32", lambda a: a, _either)
 
 
 def _shift(name: str, types: str, compute: Callable[[Array, Array], Array], bits: int) -> None:
-    _op(name, types, compute, _shift_rule(compute, bits))
+    define(name, types, compute, _shift_rule(compute, bits))
 
 
 _shift("v_lshlrev_b32", "b32 u32 b32", lambda a, b: b << (a & _u(31)), 32)
@@ -345,9 +352,9 @@ _shift(
 
 def _shift64(name: str, compute: Callable[[Array, Array], Array]) -> None:
     def rule(values: list[Array], masks: list[Array]) -> Array:
-        return compute(values[0], masks[1]) | _spread((masks[0] & _u(63)).astype(np.uint64))
+        return compute(values[0], masks[1]) | spread((masks[0] & _u(63)).astype(np.uint64))
 
-    _op(name, "b64 u32 b64", compute, rule)
+    define(name, "b64 u32 b64", compute, rule)
 
 
 _shift64("v_lshlrev_b64", lambda a, b: b << (a & _u(63)).astype(np.uint64))
@@ -370,21 +377,21 @@ def _and_or_rule(values: list[Array], masks: list[Array]) -> Array:
 
 def _lshl_or_rule(values: list[Array], masks: list[Array]) -> Array:
     amount = values[1] & _u(31)
-    first = masks[0] << amount | _spread(masks[1] & _u(31))
+    first = masks[0] << amount | spread(masks[1] & _u(31))
     return _or_rule([values[0] << amount, values[2]], [first, masks[2]])
 
 
-_op("v_or3_b32", "b32 b32 b32 b32", lambda a, b, c: a | b | c, _or3_rule)
-_op("v_and_or_b32", "b32 b32 b32 b32", lambda a, b, c: (a & b) | c, _and_or_rule)
-_op("v_lshl_or_b32", "b32 b32 u32 b32", lambda a, b, c: a << (b & _u(31)) | c, _lshl_or_rule)
+define("v_or3_b32", "b32 b32 b32 b32", lambda a, b, c: a | b | c, _or3_rule)
+define("v_and_or_b32", "b32 b32 b32 b32", lambda a, b, c: (a & b) | c, _and_or_rule)
+define("v_lshl_or_b32", "b32 b32 u32 b32", lambda a, b, c: a << (b & _u(31)) | c, _lshl_or_rule)
 
 
 def _bfi_rule(values: list[Array], masks: list[Array]) -> Array:
     return masks[0] | (values[0] & masks[1]) | (~values[0] & masks[2])
 
 
-_op("v_bfi_b32", "b32 b32 b32 b32", lambda a, b, c: (a & b) | (~a & c), _bfi_rule)
-_op("v_bfm_b32", "b32 u32 u32", lambda a, b: ((_u(1) << (a & _u(31))) - _u(1)) << (b & _u(31)))
+define("v_bfi_b32", "b32 b32 b32 b32", lambda a, b, c: (a & b) | (~a & c), _bfi_rule)
+define("v_bfm_b32", "b32 u32 u32", lambda a, b: ((_u(1) << (a & _u(31))) - _u(1)) << (b & _u(31)))
 
 
 def _bfe_u32(a: Array, b: Array, c: Array) -> Array:
@@ -399,12 +406,12 @@ def _bfe_i32(a: Array, b: Array, c: Array) -> Array:
 
 
 def _bfe_rule(values: list[Array], masks: list[Array]) -> Array:
-    control = _spread((masks[1] | masks[2]) & _u(31))
+    control = spread((masks[1] | masks[2]) & _u(31))
     return _bfe_i32(masks[0], values[1], values[2]) | control
 
 
-_op("v_bfe_u32", "b32 b32 u32 u32", _bfe_u32, _bfe_rule)
-_op("v_bfe_i32", "b32 b32 u32 u32", _bfe_i32, _bfe_rule)
+define("v_bfe_u32", "b32 b32 u32 u32", _bfe_u32, _bfe_rule)
+define("v_bfe_i32", "b32 b32 u32 u32", _bfe_i32, _bfe_rule)
 
 
 def _align(bits_per: int) -> tuple[Callable[..., Array], PoisonRule]:
@@ -414,13 +421,13 @@ def _align(bits_per: int) -> tuple[Callable[..., Array], PoisonRule]:
         return (both >> amount).astype(np.uint32)
 
     def rule(values: list[Array], masks: list[Array]) -> Array:
-        return compute(masks[0], masks[1], values[2]) | _spread(masks[2] & _u(31))
+        return compute(masks[0], masks[1], values[2]) | spread(masks[2] & _u(31))
 
     return compute, rule
 
 
-_op("v_alignbit_b32", "b32 b32 b32 u32", *_align(1))
-_op("v_alignbyte_b32", "b32 b32 b32 u32", *_align(8))
+define("v_alignbit_b32", "b32 b32 b32 u32", *_align(1))
+define("v_alignbyte_b32", "b32 b32 b32 u32", *_align(8))
 
 
 def _perm(a: Array, b: Array, selector: Array) -> Array:
@@ -437,11 +444,11 @@ def _perm_rule(values: list[Array], masks: list[Array]) -> Array:
     moved = _perm(masks[0], masks[1], values[2])
     constant = np.ascontiguousarray(values[2]).view(np.uint8) >= 12
     cleared = np.where(constant, 0, np.ascontiguousarray(moved).view(np.uint8)).astype(np.uint8)
-    return cleared.view("<u4") | _spread(masks[2])
+    return cleared.view("<u4") | spread(masks[2])
 
 
-_op("v_perm_b32", "b32 b32 b32 b32", _perm, _perm_rule)
-_op(
+define("v_perm_b32", "b32 b32 b32 b32", _perm, _perm_rule)
+define(
     "v_pack_b32_f16",
     "b32 b16 b16",
     lambda a, b: a.astype(np.uint32) | b.astype(np.uint32) << _u(16),
@@ -458,7 +465,7 @@ def _bit_reverse(a: Array) -> Array:
     )
 
 
-_op("v_bfrev_b32", "b32 b32", _bit_reverse, lambda v, m: _bit_reverse(m[0]))
+define("v_bfrev_b32", "b32 b32", _bit_reverse, lambda v, m: _bit_reverse(m[0]))
 
 
 def _count_leading(a: Array) -> Array:
@@ -475,97 +482,8 @@ def _count_trailing(a: Array) -> Array:
     )
 
 
-_op("v_ffbh_u32", "u32 u32", _count_leading)
-_op("v_ffbl_b32", "u32 u32", _count_trailing)
-_op("v_ffbh_i32", "u32 u32", lambda a: _count_leading(np.where(a >> _u(31), ~a, a)))
-_op("v_bcnt_u32_b32", "u32 u32 u32", lambda a, b: np.bitwise_count(a).astype(np.uint32) + b)
-
-# ---- conversions
-
-
-def _saturate(low: int, high: int, kind: type) -> Callable[[Array], Array]:
-    def convert(a: Array) -> Array:
-        wide = np.nan_to_num(
-            np.trunc(a.astype(np.float64)), nan=0.0, posinf=2.0**40, neginf=-(2.0**40)
-        )
-        return np.clip(wide, low, high).astype(np.int64).astype(kind)
-
-    return convert
-
-
-_to_u32 = _saturate(0, 2**32 - 1, np.uint32)
-_to_i32 = _saturate(-(2**31), 2**31 - 1, np.int32)
-_op("v_cvt_f32_i32", "f32 i32", lambda a: a.astype(np.float32))
-_op("v_cvt_f32_u32", "f32 u32", lambda a: a.astype(np.float32))
-_op("v_cvt_u32_f32", "u32 f32", _to_u32)
-_op("v_cvt_i32_f32", "i32 f32", _to_i32)
-_op("v_cvt_flr_i32_f32", "i32 f32", lambda a: _to_i32(np.floor(a)))
-_op("v_cvt_rpi_i32_f32", "i32 f32", lambda a: _to_i32(np.floor(a + np.float32(0.5))))
-_op("v_cvt_f64_i32", "f64 i32", lambda a: a.astype(np.float64))
-_op("v_cvt_f64_u32", "f64 u32", lambda a: a.astype(np.float64))
-_op("v_cvt_i32_f64", "i32 f64", _to_i32)
-_op("v_cvt_u32_f64", "u32 f64", _to_u32)
-_op("v_cvt_f32_f64", "f32 f64", lambda a: a.astype(np.float32))
-_op("v_cvt_f64_f32", "f64 f32", lambda a: a.astype(np.float64))
-_op("v_cvt_f16_f32", "f16 f32", lambda a: a.astype(np.float16))
-_op("v_cvt_f32_f16", "f32 f16", lambda a: a.astype(np.float32))
-_op("v_cvt_f16_u16", "f16 u16", lambda a: a.astype(np.float16))
-_op("v_cvt_f16_i16", "f16 i16", lambda a: a.astype(np.float16))
-_op("v_cvt_u16_f16", "u16 f16", _saturate(0, 2**16 - 1, np.uint16))
-_op("v_cvt_i16_f16", "i16 f16", _saturate(-(2**15), 2**15 - 1, np.int16))
-_op("v_cvt_f32_bf16", "f32 b16", lambda a: floats.from_bf16(a.astype(np.uint32)))
-for _byte in range(4):
-    _op(
-        f"v_cvt_f32_ubyte{_byte}",
-        "f32 u32",
-        lambda a, n=8 * _byte: (a >> _u(n) & _u(255)).astype(np.float32),
-        lambda v, m, n=8 * _byte: _spread(m[0] >> _u(n) & _u(255)),
-    )
-
-
-def _pack(low: Array, high: Array) -> Array:
-    return low.astype(np.uint32) & _u(0xFFFF) | high.astype(np.uint32) << _u(16)
-
-
-def _halves_rule(_: list[Array], masks: list[Array]) -> Array:
-    return _pack(_spread(masks[0]), _spread(masks[1]))
-
-
-def _toward_zero_f16(a: Array) -> Array:
-    nearest = a.astype(np.float16)
-    too_big = np.abs(nearest.astype(np.float64)) > np.abs(a.astype(np.float64))
-    bits = nearest.view(np.uint16)
-    return np.where(too_big & np.isfinite(a), bits - np.uint16(1), bits).astype(np.uint16)
-
-
-_op(
-    "v_cvt_pk_bf16_f32",
-    "b32 f32 f32",
-    lambda a, b: _pack(floats.to_bf16(a), floats.to_bf16(b)),
-    _halves_rule,
-)
-_op(
-    "v_cvt_pk_f16_f32",
-    "b32 f32 f32",
-    lambda a, b: _pack(a.astype(np.float16).view(np.uint16), b.astype(np.float16).view(np.uint16)),
-    _halves_rule,
-)
-_op(
-    "v_cvt_pkrtz_f16_f32",
-    "b32 f32 f32",
-    lambda a, b: _pack(_toward_zero_f16(a), _toward_zero_f16(b)),
-    _halves_rule,
-)
-_op(
-    "v_cvt_pk_u16_u32",
-    "b32 u32 u32",
-    lambda a, b: _pack(np.minimum(a, _u(0xFFFF)), np.minimum(b, _u(0xFFFF))),
-    _halves_rule,
-)
-_op(
-    "v_cvt_pk_i16_i32",
-    "b32 i32 i32",
-    lambda a, b: _pack(np.clip(a, -32768, 32767), np.clip(b, -32768, 32767)),
-    _halves_rule,
-)
-_op("v_prng_b32", "u32 u32", lambda a: (a << _u(1)) ^ np.where(a >> _u(31), _u(197), _u(0)))
+define("v_ffbh_u32", "u32 u32", _count_leading)
+define("v_ffbl_b32", "u32 u32", _count_trailing)
+define("v_ffbh_i32", "u32 u32", lambda a: _count_leading(np.where(a >> _u(31), ~a, a)))
+define("v_bcnt_u32_b32", "u32 u32 u32", lambda a, b: np.bitwise_count(a).astype(np.uint32) + b)
+define("v_prng_b32", "u32 u32", lambda a: (a << _u(1)) ^ np.where(a >> _u(31), _u(197), _u(0)))

@@ -209,12 +209,14 @@ def compile_wide_mad(inst: Instruction, limits: Limits) -> Step:
         total = product + addend
         undefined = third.poison(wave)
         touched = _any_lane([first.poison(wave), second.poison(wave), undefined])
-        poison = None if touched is None else np.where(touched, ~np.uint64(0), np.uint64(0))
-        if poison is not None and undefined is not None:
+        poison = None
+        if touched is not None:
             # LLVM leaves the addend's high half undefined where only the low result is used.
-            high_half = np.uint64(0xFFFFFFFF00000000)
-            low = _any_lane([first.poison(wave), second.poison(wave), undefined & ~high_half])
-            poison = np.where(low, poison, poison & high_half)
+            low_half = None if undefined is None else undefined & np.uint64(ALL_BITS)
+            low = _any_lane([first.poison(wave), second.poison(wave), low_half])
+            poison = np.where(touched, np.uint64(ALL_BITS << 32), np.uint64(0))
+            if low is not None:
+                poison = np.where(low, ~np.uint64(0), poison)
         target.write(wave, total, poison)
         scalar_poison = 0 if touched is None else mask_of(touched & wave.lanes)
         wave.write_s64(out, mask_of((total < addend) & wave.lanes), scalar_poison)

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from block32.tools.gfx950_executor.addresses import Addresses, compile_address, defined_v
 from block32.tools.gfx950_executor.atomics import UPDATES
 from block32.tools.gfx950_executor.decoder import Instruction
 from block32.tools.gfx950_executor.errors import (
@@ -19,13 +19,11 @@ from block32.tools.gfx950_executor.errors import (
     UnknownInstructionError,
 )
 from block32.tools.gfx950_executor.memory import Bytes, Region, byte_index, bytes_of, words_of
-from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows, scalar_source
+from block32.tools.gfx950_executor.operands import VGPR_CODE, check_rows
 from block32.tools.gfx950_executor.salu import signed
 from block32.tools.gfx950_executor.state import FIRST_AGPR, LANES, M0, U32, Wave
 from block32.tools.gfx950_executor.valu import Limits, Step
 from block32.tools.gfx950_executor.waits import Index, Outstanding
-
-_OFF = 0x7F
 
 _NAME = re.compile(
     r"(?P<unit>global|flat|buffer|scratch)_(?P<way>load|store)_(?P<lds>lds_)?"
@@ -34,136 +32,6 @@ _NAME = re.compile(
 )
 _SIZES = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2}
 _SIZES |= {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
-
-
-@dataclass
-class Addresses:
-    """Where the active lanes of one instruction point.
-
-    Attributes:
-        lanes: their numbers, int64[n].
-        addresses: uint64[n]; for scratch, byte offsets in a lane's allocation.
-        outside: bool[n, dwords or 1], elements that the buffer's bounds rule out.
-    """
-
-    lanes: Index
-    addresses: np.ndarray
-    outside: np.ndarray | None = None
-
-
-AddressOf = Callable[[Wave], Addresses]
-
-
-def defined_v(wave: Wave, row: int, lanes: Index, use: str) -> U32:
-    """A vector register in some lanes, which must hold defined values there."""
-    values = wave.read_v(row)[lanes]
-    if wave.v_dirty[row] and wave.v_poison[row][lanes].any():
-        lane = int(lanes[np.flatnonzero(wave.v_poison[row][lanes])[0]])
-        raise UninitialisedError(f"v{row} lane {lane} is uninitialised and used as {use}")
-    return values
-
-
-def _global_address(inst: Instruction, limits: Limits) -> AddressOf:
-    row, saddr = inst["addr"] - VGPR_CODE, inst["saddr"]
-    bits = 13 if inst.encoding != "FLAT" else 12
-    offset = signed(inst["offset"], bits) if bits == 13 else inst["offset"]
-    uses_scalar = inst.encoding == "GLOBAL" and saddr != _OFF
-    check_rows(inst, row, 1 if uses_scalar else 2, limits)
-
-    def addresses(wave: Wave) -> Addresses:
-        lanes = wave.active
-        low = defined_v(wave, row, lanes, "an address").astype(np.uint64)
-        if uses_scalar:
-            base = (
-                wave.defined_s(saddr, "an address") | wave.defined_s(saddr + 1, "an address") << 32
-            )
-            low = low + np.uint64(base)
-        else:
-            high = defined_v(wave, row + 1, lanes, "an address").astype(np.uint64)
-            low = low | high << np.uint64(32)
-        return Addresses(lanes, low + np.uint64(offset & (1 << 64) - 1))
-
-    return addresses
-
-
-def _scratch_address(inst: Instruction, limits: Limits) -> AddressOf:
-    row, saddr = inst["addr"] - VGPR_CODE, inst["saddr"]
-    offset = signed(inst["offset"], 13)
-    uses_vector = bool(inst["sve"])
-    if uses_vector:
-        check_rows(inst, row, 1, limits)
-
-    def addresses(wave: Wave) -> Addresses:
-        lanes = wave.active
-        total = np.full(len(lanes), offset, np.int64)
-        if saddr != _OFF:
-            total += wave.defined_s(saddr, "an address")
-        if uses_vector:
-            total += defined_v(wave, row, lanes, "an address").astype(np.int64)
-        return Addresses(lanes, total)
-
-    return addresses
-
-
-_ADD_TID = 1 << 23
-_SWIZZLE = 1 << 31
-
-
-def _buffer_address(inst: Instruction, limits: Limits, size: int) -> AddressOf:
-    """Raw and indexed buffer addresses with the bounds check of the resource.
-
-    Documents differ on whether soffset takes part in the check of a raw buffer. Where that
-    decides, the access is refused instead of guessed at.
-    """
-    resource, offen, idxen = inst["srsrc"], inst["offen"], inst["idxen"]
-    row = inst["vaddr"] - VGPR_CODE
-    if offen or idxen:
-        check_rows(inst, row, offen + idxen, limits)
-    soffset = scalar_source(inst, "soffset", 1)
-    immediate = inst["offset"]
-    element = min(size, 4)
-    parts = np.arange(max(1, size // 4)) * 4
-
-    def addresses(wave: Wave) -> Addresses:
-        lanes = wave.active
-        words = [wave.defined_s(resource + i, "a buffer resource") for i in range(4)]
-        scalar, poison = soffset(wave)
-        if poison:
-            raise UninitialisedError("soffset is uninitialised")
-        if words[1] & _SWIZZLE or words[3] & _ADD_TID:
-            raise UnknownInstructionError(f"{inst.name} through a swizzled or thread-id resource")
-        base = words[0] | (words[1] & 0xFFFF) << 32
-        stride, records = words[1] >> 16 & 0x3FFF, words[2]
-        offset = np.full(len(lanes), immediate, np.int64)
-        if offen:
-            offset += defined_v(wave, row + idxen, lanes, "an address").astype(np.int64)
-        if idxen:
-            index = defined_v(wave, row, lanes, "an address").astype(np.int64)
-            beyond = (index >= records) | (offset + size > stride if stride else False)
-            outside = np.repeat(beyond[:, None], len(parts), axis=1)
-            offset = offset + index * stride
-        else:
-            ends = offset[:, None] + parts + element
-            outside = ends > records
-            unsure = ~outside & (ends + scalar > records)
-            if unsure.any():
-                at = int(offset[np.flatnonzero(unsure.any(1))[0]])
-                raise OutOfBoundsError(
-                    f"offset {at} is inside the buffer's "
-                    f"{records} bytes but not with soffset {scalar}, which is outside the check"
-                )
-        total = np.uint64(base) + (offset + scalar).astype(np.uint64)
-        return Addresses(lanes, total, outside)
-
-    return addresses
-
-
-def _address(inst: Instruction, limits: Limits, size: int) -> AddressOf:
-    if inst.encoding == "MUBUF":
-        return _buffer_address(inst, limits, size)
-    if inst.encoding == "SCRATCH":
-        return _scratch_address(inst, limits)
-    return _global_address(inst, limits)
 
 
 def _scope(inst: Instruction) -> int:
@@ -270,7 +138,7 @@ def put(wave: Wave, row: int, lanes: Index, words: U32, poison: U32 | None, kind
 def compile_load(inst: Instruction, limits: Limits) -> Step:
     """Loads to registers."""
     kind, match = element_of(inst.name)
-    address = _address(inst, limits, kind.size)
+    address = compile_address(inst, limits, kind.size)
     field = "vdata" if inst.encoding == "MUBUF" else "vdst"
     row = inst[field] - VGPR_CODE + FIRST_AGPR * inst["acc"]
     registers = max(1, kind.size // 4)
@@ -316,7 +184,7 @@ def _read_scratch(wave: Wave, where: Addresses, size: int) -> tuple[Bytes, Bytes
 def compile_load_to_lds(inst: Instruction, limits: Limits) -> Step:
     """buffer_load_* lds and global_load_lds_*: lane l's data goes to M0 + offset + l x size."""
     kind, _ = element_of(inst.name)
-    address = _address(inst, limits, kind.size)
+    address = compile_address(inst, limits, kind.size)
     text = str(inst)
     offset = inst["offset"] if inst.encoding == "MUBUF" else signed(inst["offset"], 13)
     # Bytes and shorts are widened to a dword each.
@@ -358,7 +226,7 @@ def _stored(wave: Wave, rows: range, lanes: Index, kind: Element) -> tuple[Bytes
 def compile_store(inst: Instruction, limits: Limits) -> Step:
     """Stores from registers."""
     kind, match = element_of(inst.name)
-    address = _address(inst, limits, kind.size)
+    address = compile_address(inst, limits, kind.size)
     field = "vdata" if inst.encoding == "MUBUF" else "data"
     row = inst[field] - VGPR_CODE + FIRST_AGPR * inst["acc"]
     registers = max(1, kind.size // 4)
@@ -443,7 +311,7 @@ def compile_atomic(inst: Instruction, limits: Limits) -> Step:
     if match is None or (match[1] != "cmpswap" and match[1] not in UPDATES):
         raise UnknownInstructionError(inst.name)
     operation, size = match[1], 8 if match[2] or match[1].endswith("f64") else 4
-    address = _address(inst, limits, size)
+    address = compile_address(inst, limits, size)
     registers = size // 4
     field = "vdata" if inst.encoding == "MUBUF" else "data"
     accumulator = FIRST_AGPR * inst["acc"]

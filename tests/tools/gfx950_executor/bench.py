@@ -90,6 +90,7 @@ class Bench:
             agprs=AGPRS,
             denormals_f32=True,
             denormals_f16_f64=True,
+            clamps_overflow=False,
             arguments=(),
             workgroup_size=None,
             max_workgroup_size=1024,
