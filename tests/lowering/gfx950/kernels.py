@@ -35,6 +35,11 @@ def kernel_module_text(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> 
 @lru_cache(maxsize=64)
 def compile_kernels(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> bytes:
     """The HSACO, taken out of the vmfb that IREE makes."""
+    return compile_uncached(problem, tiers)
+
+
+def compile_uncached(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> bytes:
+    """The HSACO, for a test that has changed how kernels are made."""
     text = kernel_module_text(problem, tiers)
     vmfb = compile_str(text, extra_args=list(TARGET.compile_flags()))
     assert vmfb is not None

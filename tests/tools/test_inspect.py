@@ -1,0 +1,136 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32 inspect``: what it reads from machine code, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.problem import ScaledMatmul
+from block32.tools.cli import main
+from block32.tools.gfx950_executor import parse_code_object
+from block32.tools.gfx950_listing import facts_of, occupancy
+from block32.tools.inspect import parse_kernel_name
+from tests.lowering.gfx950.kernels import compile_kernels
+
+MODEL = """
+#x = affine_map<(m, n, k) -> (m, k)>
+#xs = affine_map<(m, n, k) -> (m, k floordiv 32)>
+#w = affine_map<(m, n, k) -> (n, k)>
+#ws = affine_map<(m, n, k) -> (n floordiv 32, k floordiv 32)>
+#y = affine_map<(m, n, k) -> (m, n)>
+func.func @main(%x: tensor<?x1024xf8E4M3FN>, %xs: tensor<?x32xf8E8M0FNU>,
+    %w: tensor<64x1024xf8E4M3FN>, %ws: tensor<2x32xf8E8M0FNU>) -> tensor<?x64xbf16> {
+  %c0 = arith.constant 0 : index
+  %m = tensor.dim %x, %c0 : tensor<?x1024xf8E4M3FN>
+  %empty = tensor.empty(%m) : tensor<?x64xbf16>
+  %cst = arith.constant 0.0 : bf16
+  %zero = linalg.fill ins(%cst : bf16) outs(%empty : tensor<?x64xbf16>) -> tensor<?x64xbf16>
+  %r = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
+    ins(%x, %xs, %w, %ws : tensor<?x1024xf8E4M3FN>, tensor<?x32xf8E8M0FNU>,
+        tensor<64x1024xf8E4M3FN>, tensor<2x32xf8E8M0FNU>)
+    outs(%zero : tensor<?x64xbf16>) -> tensor<?x64xbf16>
+  return %r : tensor<?x64xbf16>
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with one dynamic matmul, compiled for gfx950."""
+    folder = tmp_path_factory.mktemp("inspect")
+    (folder / "model.mlir").write_text(MODEL)
+    output = folder / "model.vmfb"
+    assert main(["compile", str(folder / "model.mlir"), "--target=gfx950", "-o", str(output)]) == 0
+    return str(output)
+
+
+def test_json_has_every_kernel_and_its_loop(module: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", module, "--json"]) == 0
+    kernels = json.loads(capsys.readouterr().out)
+    assert [k["name"][:10] for k in kernels] == [f"gemm_tier{i}" for i in range(4)]
+    for kernel in kernels:
+        assert kernel["vgpr_spills"] == kernel["scratch_bytes"] == 0
+        assert kernel["whole"]["classes"]["mfma"] > 0, "every tier uses the matrix unit"
+    tiled = kernels[3]
+    assert tiled["loop"]["classes"]["mfma"] == 32
+    assert tiled["loop"]["mfma_clocks"] == 32 * 32
+    assert tiled["loop"]["widths"]["load to lds 16"] == 8
+
+
+def test_text_lists_registers_and_mix(module: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", module, "--kernel", "tier3"]) == 0
+    text = capsys.readouterr().out
+    assert "VGPR" in text
+    assert "MFMA" in text
+
+
+def test_disassemble_prints_every_instruction(module: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", module, "--kernel", "tier3", "--disassemble"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("gemm_tier3")
+    assert any("v_mfma_scale_f32_16x16x128_f8f6f4" in line for line in lines)
+    assert "s_endpgm" in lines[-1]
+
+
+def test_execute_compares_with_the_reference(module: str, capsys: pytest.CaptureFixture[str]):
+    arguments = ["inspect", module, "--kernel", "tier0", "--execute", "--m", "3", "--json"]
+    assert main(arguments) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert (result["rows"], result["verdict"]) == (3, "right")
+    assert result["relative_error"] < 5e-3
+
+
+def test_execute_refuses_rows_of_another_tier(module: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", module, "--kernel", "tier0", "--execute", "--m", "20"]) == 1
+    assert "tier 0 serves 1 to 8 rows but got 20" in capsys.readouterr().err
+
+
+def test_a_module_without_gfx950_code_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "model.vmfb").write_bytes(b"not for this chip")
+    assert main(["inspect", str(tmp_path / "model.vmfb")]) == 1
+    error = capsys.readouterr().err
+    assert "error: no gfx950 code in this module" in error
+    assert "--target=gfx950" in error
+
+
+def test_a_missing_file_and_an_unknown_kernel_are_refused(
+    module: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["inspect", "no.vmfb"]) == 1
+    assert "error: cannot read the module" in capsys.readouterr().err
+    assert main(["inspect", module, "--kernel", "conv"]) == 1
+    assert "error: no kernel's name holds 'conv'" in capsys.readouterr().err
+
+
+def test_clocks_follow_the_formats():
+    """Two 4-bit operands take half the time; with one 8-bit operand it is the full time."""
+    tier = KernelTier("tiled", tile=(32, 32, 256), warps=1, stages=2, mma=(32, 32, 64))
+    hsaco = compile_kernels(ScaledMatmul(m=32, n=32, k=512, rhs="f4E2M1FN"), (tier,))
+    (kernel,) = parse_code_object(hsaco).kernels.values()
+    facts = facts_of(hsaco, kernel)
+    assert facts.whole.classes["mfma"] == 8
+    assert facts.whole.mfma_clocks == 8 * 64
+
+
+def test_occupancy():
+    assert occupancy(registers=512, lds_bytes=0, threads=256) == 1
+    assert occupancy(registers=128, lds_bytes=0, threads=256) == 4
+    assert occupancy(registers=32, lds_bytes=64 * 1024, threads=256) == 2
+    assert occupancy(registers=129, lds_bytes=0, threads=64) == 3
+
+
+def test_a_kernel_name_says_what_it_computes():
+    parsed = parse_kernel_name("gemm_tier2_0_Mx256x1280_e4m3_e2m1_1x32_bf16")
+    assert parsed is not None
+    assert (parsed.problem.m, parsed.problem.n, parsed.problem.k) == (None, 256, 1280)
+    assert (parsed.problem.rhs, parsed.problem.rhs_block) == ("f4E2M1FN", (1, 32))
+    assert parsed.tier == 2
+    assert parse_kernel_name("gemm_tier0") is None
+    assert parse_kernel_name("reduce_tier0_0_4x4x32_e4m3_e4m3_1x32_f32") is None
