@@ -1,7 +1,8 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``block32 inspect``: what the gfx950 kernels of a compiled module are made of.
+"""``block32 inspect``: what the kernels of a compiled module are made of.
 
+Apple kernels are shown by ``apple_inspect``; what follows is for gfx950.
 For each kernel its registers, LDS and spills, and of the loop that holds most matrix instructions
 the mix of instructions. ``--execute`` runs kernels in the executor against float64.
 """
@@ -27,6 +28,8 @@ from block32.lowering.gfx950 import select
 from block32.lowering.problem import SHORT_NAMES, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
+from block32.tools.apple_inspect import holds_metal
+from block32.tools.apple_inspect import inspect as inspect_metal
 from block32.tools.gfx950_executor import (
     ExecutionError,
     Kernel,
@@ -52,14 +55,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the ``inspect`` command."""
     parser = subparsers.add_parser(
         "inspect",
-        help="list a module's gfx950 kernels and their instruction mix",
-        description="List the gfx950 kernels of a vmfb: registers, LDS, spills, occupancy, and the "
-        "instructions of the loop that holds most matrix instructions.",
+        help="list a module's kernels and their instruction mix",
+        description="List the kernels of a vmfb. gfx950: registers, LDS, spills, occupancy, and "
+        "the instructions of the loop that holds most matrix instructions. Apple (or a "
+        ".metallib): versions, hashes, and the instructions of the hot loop.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("module", metavar="FILE", help="a .vmfb compiled for gfx950")
+    parser.add_argument(
+        "module", metavar="FILE", help="a .vmfb for gfx950 or apple-m5, or a .metallib"
+    )
     parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name holds TEXT")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--disassemble", action="store_true", help="print the decoded instructions")
@@ -81,6 +87,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DiagnosticError: The file cannot be read, holds no gfx950 code, or a kernel is wrong.
     """
+    data = _bytes_of(args.module)
+    if holds_metal(data):
+        if args.execute:
+            raise DiagnosticError(args.module, "--execute is for gfx950 kernels")
+        return inspect_metal(args.module, data, args.kernel, args.json, args.disassemble)
     kernels = [
         (hsaco, kernel)
         for hsaco in load_hsacos(args.module)
@@ -102,6 +113,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_facts(facts)
     return 0
+
+
+def _bytes_of(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""  # `load_hsacos` says why
 
 
 def load_hsacos(path: str) -> list[bytes]:

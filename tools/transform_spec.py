@@ -20,6 +20,7 @@ from typing import Final
 from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, error_at
+from block32.lowering.targets import target_named
 from block32.passes.base import Remark, Report
 from block32.passes.isolate import COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op, symbol_of
 from block32.passes.pipeline import run_pipeline
@@ -75,6 +76,7 @@ def make_spec(
         PassFailedError: A pass failed.
     """
     _check_flags(options.flags)
+    _check_target(options.target_name())
     options = with_baseline_cpu(options)
     module, facts = import_source(source, name, options)
     options.on_phase("passes")
@@ -96,6 +98,16 @@ def with_baseline_cpu(options: CompileOptions) -> CompileOptions:
     if options.cpu is not None or is_named or options.target_name() != "cpu":
         return options
     return dataclasses.replace(options, cpu=_BASELINE_CPU)
+
+
+def _check_target(name: str) -> None:
+    if target_named(name).finishes_binaries:
+        raise DiagnosticError(
+            "block32 spec",
+            f"kernels of target '{name}' replace binaries after IREE has made them, and a "
+            "transform spec ends before that",
+            ("use block32 compile",),
+        )
 
 
 def _check_flags(flags: tuple[str, ...]) -> None:

@@ -4,8 +4,8 @@
 
 Used where no matrix instruction does it: the GEMV. AIR converts vectors of floats only by calls,
 whose fp8 spelling no toolchain has shown, and f32 denormals flush, so the codes are widened by
-hand: magnitude bits go where f32 has them and the exponent's bias is added. A subnormal code is built as
-``2^e * (1 + m) - 2^e``, which is exact and never denormal.
+hand: magnitude bits go where f32 has them and the exponent's bias is added. A subnormal code is
+built as ``2^e * (1 + m) - 2^e``, which is exact and never denormal.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ IREE compiles a kernel's body to Metal source, and nothing but the final binary 
 (replacing the variant earlier crashes the compiler of 3.13). So the body is a stub, the compiled
 kernels ride along in an attribute of the module, and at phase hal they take the stub's place:
 
-    module attributes {block32.air = {block32_kernels_0 = [
-        {name = "gemm_tier0", bitcode = dense<...> : tensor<...xi8>, constants = 1 : i32, ...}]}} {
+    module attributes {block32.air = [
+        {name = "block32_kernels_0_gemm_tier0", bitcode = dense<...> : tensor<...xi8>, ...}]} {
 
 The stub's function carries the hash of its bitcode: IREE merges executables that look alike, and
 stubs would all look alike.
@@ -16,7 +16,6 @@ stubs would all look alike.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 from iree.compiler import ir
@@ -31,21 +30,18 @@ HASH_ATTRIBUTE = "block32.air_sha256"
 
 
 def attach(function: ir.Operation, kernel: CompiledKernel) -> None:
-    """Records a compiled kernel for the stub ``function`` of a ``hal.executable.source``."""
+    """Records a compiled kernel for the stub ``function``; kernels have names of their own."""
     digest = hashlib.sha256(kernel.bitcode).hexdigest()
     function.attributes[HASH_ATTRIBUTE] = ir.StringAttr.get(digest)
-    source = _enclosing(function, "hal.executable.source")
-    symbol = ir.StringAttr(source.attributes["sym_name"]).value
     module = _outermost(function)
-    recorded = _recorded(module)
-    recorded.setdefault(symbol, []).append(_to_attribute(kernel))
-    module.attributes[ATTRIBUTE] = ir.DictAttr.get(
-        {name: ir.ArrayAttr.get(kernels) for name, kernels in recorded.items()}
+    recorded = (
+        list(ir.ArrayAttr(module.attributes[ATTRIBUTE])) if ATTRIBUTE in module.attributes else []
     )
+    module.attributes[ATTRIBUTE] = ir.ArrayAttr.get([*recorded, _to_attribute(kernel)])
 
 
 def install(module: ir.Operation) -> int:
-    """At phase hal: replaces every stub's binary by the kernels recorded for it.
+    """At phase hal: replaces the binary of every stub by the kernels recorded for it.
 
     Args:
         module: the module; its record is removed.
@@ -54,52 +50,43 @@ def install(module: ir.Operation) -> int:
         How many executables got kernels.
 
     Raises:
-        ExecutableError: a binary is not in Metal's format.
+        ExecutableError: a binary is not in Metal's format, or exports a stub with no kernel.
     """
-    recorded = _recorded(module)
+    if ATTRIBUTE not in module.attributes:
+        return 0
+    records = [ir.DictAttr(record) for record in ir.ArrayAttr(module.attributes[ATTRIBUTE])]
+    kernels = {ir.StringAttr(record["name"]).value: record for record in records}
     installed = 0
     for op in module.regions[0].blocks[0].operations:
         if op.operation.name != "hal.executable":
             continue
-        symbol = ir.StringAttr(op.operation.attributes["sym_name"]).value
-        if symbol not in recorded:
-            continue
-        kernels = [_from_attribute(ir.DictAttr(kernel)) for kernel in recorded[symbol]]
         for inner in op.operation.regions[0].blocks[0].operations:
             if inner.operation.name == "hal.executable.binary":
-                _replace(inner.operation, kernels)
-                installed += 1
-    if ATTRIBUTE in module.attributes:
-        del module.attributes[ATTRIBUTE]
+                installed += _replace(inner.operation, kernels)
+    del module.attributes[ATTRIBUTE]
     return installed
 
 
-def _replace(binary: ir.Operation, kernels: list[CompiledKernel]) -> None:
+def _replace(binary: ir.Operation, kernels: dict[str, ir.DictAttr]) -> bool:
+    """Replaces one binary where it holds stubs; says whether it did."""
     form = ir.StringAttr(binary.attributes["format"]).value
     if form != executable.FORMAT:
         raise ExecutableError(
-            f"executable has format '{form}'; kernels of this target need '{executable.FORMAT}'"
+            f"an executable has format '{form}'; the kernels of this target need "
+            f"'{executable.FORMAT}', IREE's Metal device alone"
         )
-    stub = executable.read(_bytes_of(binary.attributes["data"]))
-    by_name = {kernel.signature.name: kernel for kernel in kernels}
-    missing = [p.name for p in stub.pipelines if p.name not in by_name]
-    if missing:
-        raise ExecutableError(f"no kernel was recorded for the export '{missing[0]}'")
-    ordered = [by_name[pipeline.name] for pipeline in stub.pipelines]
+    stubs = executable.read(_bytes_of(binary.attributes["data"])).pipelines
+    found = [pipeline.name in kernels for pipeline in stubs]
+    if not any(found):
+        return False  # one of IREE's own
+    if not all(found):
+        missing = stubs[found.index(False)].name
+        raise ExecutableError(f"no kernel was recorded for the export '{missing}'")
+    ordered = [_from_attribute(kernels[pipeline.name]) for pipeline in stubs]
     pipelines = [Pipeline.of(kernel.signature) for kernel in ordered]
     data = executable.build(build_metallib(ordered), pipelines)
     binary.attributes["data"] = _to_dense(data)
-
-
-def _recorded(module: ir.Operation) -> dict[str, list[ir.Attribute]]:
-    if ATTRIBUTE not in module.attributes:
-        return {}
-    record = ir.DictAttr(module.attributes[ATTRIBUTE])
-    return {entry.name: list(ir.ArrayAttr(entry.attr)) for entry in _entries(record)}
-
-
-def _entries(record: ir.DictAttr) -> list[Any]:
-    return [record[index] for index in range(len(record))]
+    return True
 
 
 def _to_attribute(kernel: CompiledKernel) -> ir.Attribute:
@@ -147,14 +134,6 @@ def _to_dense(data: bytes) -> ir.Attribute:
 
 def _bytes_of(attribute: ir.Attribute) -> bytes:
     return np.array(ir.DenseIntElementsAttr(attribute), np.int8).tobytes()
-
-
-def _enclosing(op: ir.Operation, name: str) -> ir.Operation:
-    while op.name != name:
-        if op.parent is None:
-            raise ExecutableError(f"kernel is not inside a {name}")
-        op = op.parent.operation
-    return op
 
 
 def _outermost(op: ir.Operation) -> ir.Operation:

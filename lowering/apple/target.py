@@ -6,8 +6,11 @@ from __future__ import annotations
 
 from iree.compiler import ir
 
+from block32.dialects.diagnostics import DiagnosticError
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.apple import dense, gemv, install, library, select
+from block32.lowering.apple.executable import ExecutableError
+from block32.lowering.apple.llvm14 import LlvmError
 from block32.lowering.apple.program import stub_translation_info
 from block32.lowering.apple.signature import KernelError
 from block32.lowering.common.index import Index, ceil_div
@@ -82,16 +85,26 @@ class AppleM5Target(Target):
         """Leaves the body empty and records the AIR kernel that will take its place.
 
         Raises:
-            KernelError: the problem has no kernel here.
-            LlvmError: llvmlite is missing or of the wrong version.
+            DiagnosticError: the problem has no kernel here, or llvmlite is missing or of the wrong
+                version.
         """
         del launch, kernel
         function = ir.InsertionPoint.current.block.owner.operation
         name = ir.StringAttr(function.attributes["sym_name"]).value
-        compiled = library.compile_matmul(select.matmul_of(problem), tier.form, name)
+        try:
+            compiled = library.compile_matmul(select.matmul_of(problem), tier.form, name)
+        except (KernelError, LlvmError) as error:
+            raise DiagnosticError(self.name, str(error)) from error
         install.attach(function, compiled)
 
     def finish_binaries(self, module: ir.Module) -> None:
-        """Puts the recorded kernels into the executables of a module at phase hal."""
+        """Puts the recorded kernels into the executables of a module at phase hal.
+
+        Raises:
+            DiagnosticError: an executable is not for IREE's Metal device.
+        """
         with module.context, ir.Location.unknown():
-            install.install(module.operation)
+            try:
+                install.install(module.operation)
+            except ExecutableError as error:
+                raise DiagnosticError(self.name, str(error)) from error

@@ -1,0 +1,80 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Metal executables: what IREE's runtime reads, written and read back, damage refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from block32.lowering.apple import executable
+from block32.lowering.apple.executable import ExecutableError, Pipeline
+from block32.lowering.apple.library import build_metallib, compile_matmul
+from block32.lowering.apple.matmul import Matmul
+from block32.lowering.apple.metallib import read as read_metallib
+from block32.tools.iree_compile import run_iree_compile
+
+PIPELINES = (
+    Pipeline("a", (128, 1, 1), 1, (1, 1, 0)),
+    Pipeline("b", (32, 2, 3), 0, ()),
+)
+
+#: A dispatch that IREE compiles to Metal source.
+SOURCE = b"""
+func.func @main(%x: tensor<64x32xf32>) -> tensor<64x32xf32> {
+  %y = arith.addf %x, %x : tensor<64x32xf32>
+  return %y : tensor<64x32xf32>
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def metallib() -> bytes:
+    return build_metallib([compile_matmul(Matmul(n=64, k=64), "tiled", "a")])
+
+
+def test_what_is_written_is_read(metallib: bytes) -> None:
+    found = executable.read(executable.build(metallib, PIPELINES))
+    assert found.pipelines == PIPELINES
+    assert found.metallib == read_metallib(metallib)
+    assert found.pipeline("b").threads == (32, 2, 3)
+    with pytest.raises(ExecutableError, match="no pipeline 'c'; it has: a, b"):
+        found.pipeline("c")
+
+
+def test_header_is_the_runtimes(metallib: bytes) -> None:
+    data = executable.build(metallib, PIPELINES)
+    magic, version, size = struct.unpack_from("<4sIQ", data)
+    assert (magic, version, size) == (b"MTL1", 0, len(data) - 64)
+    assert data[16:64] == bytes(48) and data[68:72] == b"MTL1"
+
+
+def test_irees_own_executables_are_understood() -> None:
+    """The reader agrees with the writer of IREE itself on every field."""
+    vmfb = run_iree_compile(["-", "--iree-hal-target-device=metal"], stdin=SOURCE)
+    (found,) = executable.find_all(vmfb)
+    assert found.metallib is None
+    (pipeline,) = found.pipelines
+    assert pipeline.name.startswith("main_dispatch_0_elementwise")
+    assert len(pipeline.bindings) == 2 and pipeline.bindings[0] & 1 and not pipeline.bindings[1] & 1
+    assert pipeline.constants == 0 and pipeline.threads[0] >= 32
+
+
+def test_truncation_and_foreign_bytes_are_refused(metallib: bytes) -> None:
+    data = executable.build(metallib, PIPELINES)
+    for size in (0, 3, 63, 100, len(data) - 1):
+        with pytest.raises(ExecutableError):
+            executable.read(data[:size])
+    with pytest.raises(ExecutableError, match="not a Metal executable: expected 'MTL1'"):
+        executable.read(b"ELF\x7f" + data)
+    with pytest.raises(ExecutableError, match="of another version"):
+        executable.read(data[:4] + b"\1" + data[5:])
+
+
+def test_a_damaged_library_in_a_vmfb_is_named_with_its_place(metallib: bytes) -> None:
+    data = bytearray(executable.build(metallib, PIPELINES))
+    at = data.index(b"ENDT")
+    data[at] = 0
+    with pytest.raises(ExecutableError, match=r"Metal executable at offset 16: .*unknown tag"):
+        list(executable.find_all(bytes(16) + bytes(data)))
