@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with float64")
     parser.add_argument("--tune", action="store_true", help="time candidate configurations")
     parser.add_argument("--quick", action="store_true", help="check a few modules, few rows")
+    parser.add_argument("--table", type=Path, help="with --tune: write the best as tuned.toml")
     parser.add_argument("--only", default="", help="modules whose name contains this")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the modules are")
     parser.add_argument("--device", default="cuda", help="the runtime's name of the card")
@@ -56,7 +57,9 @@ def main() -> int:
         results = list(_check(_entries(options, "check"), options))
     elif options.tune:
         results = list(_time(_entries(options, "tune"), options.folder))
-        _print_best(results)
+        best = _best(results)
+        if options.table:
+            options.table.write_text(_tuned_table(best))
     else:
         results = list(_compare(_entries(options, "timed"), options.folder))
     if options.output:
@@ -208,16 +211,45 @@ def _describe(entry: Entry) -> str:
     return " ".join(f"{name}={value}" for name, value in tier.items() if name != "max_m")
 
 
-def _print_best(results: list[Entry]) -> None:
-    """The three fastest of each shape."""
+def _best(results: list[Entry]) -> list[Entry]:
+    """The fastest of each shape; prints the three fastest."""
     shapes: dict[str, list[Entry]] = {}
     for result in results:
         if "us" in result:
             shapes.setdefault(result["name"].split("_")[1], []).append(result)
+    best = []
     for shape, candidates in shapes.items():
         print(shape)
-        for result in sorted(candidates, key=lambda r: r["us"])[:3]:
+        candidates.sort(key=lambda r: r["us"])
+        for result in candidates[:3]:
             print(f"  {result['us']:9.2f} us  {json.dumps(result['tiers'][0])}")
+        best.append(candidates[0])
+    return best
+
+
+def _tuned_table(best: list[Entry]) -> str:
+    """The text of ``lowering/nvidia/tuned.toml``; what is best at M > 1024 serves all above."""
+    comment = [
+        "# Part of block32, under the Apache License v2.0 with LLVM Exceptions.",
+        "# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception",
+        "# Configurations by weight shape for sm_90a, each for M up to its `max_m`; the last may",
+        "# have none. Between and beyond them the defaults of select.py hold.",
+        "#",
+        "# Written by `benchmarks/cuda.py --tune --table=lowering/nvidia/tuned.toml` on an H200.",
+    ]
+    lines = comment
+    shapes: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
+    for result in best:
+        m, n, k = map(int, result["name"].split("_")[1].split("x"))
+        shapes.setdefault((n, k), []).append((m, result["tiers"][0]))
+    for (n, k), tiers in sorted(shapes.items()):
+        lines += ["", "[[shapes]]", f"n = {n}", f"k = {k}", "tiers = ["]
+        for m, tier in sorted(tiers, key=lambda pair: pair[0]):
+            fields = ({} if m > 1024 else {"max_m": m}) | tier
+            text = ", ".join(f"{name} = {json.dumps(value)}" for name, value in fields.items())
+            lines.append(f"  {{ {text} }},")
+        lines.append("]")
+    return "\n".join(lines) + "\n"
 
 
 def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
