@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import resources
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.nvidia.forms import create_kernel, form_of
-from block32.lowering.nvidia.machine import WARP_LANES, Chip
+from block32.lowering.nvidia.machine import SM_90A, WARP_LANES, Chip
 from block32.lowering.nvidia.stream import StreamKernel
 from block32.lowering.nvidia.tiled import TiledKernel
 from block32.lowering.nvidia.wgmma import GROUP_ROWS, WgmmaKernel
@@ -25,15 +28,46 @@ def select(problem: ScaledMatmul, chip: Chip, target: str, exact: bool) -> Selec
     reason = unsupported(problem)
     if reason is not None:
         return Selection(None, reason)
-    tiers = default_tiers(problem, chip, exact)
+    tiers, reason = default_tiers(problem, chip, exact), f"defaults of {chip.name}"
+    tuned = [t for t in _tuned(problem, chip) if verify(problem, t, chip, exact) is None]
+    if tuned:
+        tiers, reason = merge_tiers(tiers, tuned), f"tuned for {chip.name}"
     if problem.m is not None:
         m = problem.m
         tier = next(t for t in tiers if t.max_m is None or m <= t.max_m)
         tiers = (dataclasses.replace(tier, max_m=None),)
-    reason = f"defaults of {chip.name}"
     if any(form_of(tier) is WgmmaKernel for tier in tiers):
         reason += ", wgmma sums blocks of 32 K with fewer bits than f32"
     return Selection(KernelConfig(target, tiers), reason)
+
+
+def merge_tiers(
+    defaults: Sequence[KernelTier], tuned: Sequence[KernelTier]
+) -> tuple[KernelTier, ...]:
+    """Tuned tiers where there are any, and the defaults in between and beyond."""
+    by_limit = {tier.max_m: tier for tier in (*defaults, *tuned)}
+    bounded = sorted(limit for limit in by_limit if limit is not None)
+    return tuple(by_limit[limit] for limit in (*bounded, None))
+
+
+def _tuned(problem: ScaledMatmul, chip: Chip) -> tuple[KernelTier, ...]:
+    """What the table says of this shape; it was measured with fp8 on both sides."""
+    is_fp8 = ELEMENT_BITS[problem.lhs] == ELEMENT_BITS[problem.rhs] == 8
+    return tuned_tiers().get((chip.name, problem.n, problem.k), ()) if is_fp8 else ()
+
+
+@cache
+def tuned_tiers() -> dict[tuple[str, int, int], tuple[KernelTier, ...]]:
+    """The table of ``tuned.toml``, by (chip, N, K)."""
+    text = resources.files("block32.lowering.nvidia").joinpath("tuned.toml").read_text("utf-8")
+    table: dict[tuple[str, int, int], tuple[KernelTier, ...]] = {}
+    for shape in tomllib.loads(text)["shapes"]:
+        tiers = tuple(
+            KernelTier(**{n: tuple(v) if isinstance(v, list) else v for n, v in tier.items()})
+            for tier in shape["tiers"]
+        )
+        table[SM_90A.name, shape["n"], shape["k"]] = tiers
+    return table
 
 
 def unsupported(problem: ScaledMatmul) -> str | None:
@@ -55,21 +89,29 @@ def default_tiers(problem: ScaledMatmul, chip: Chip, exact: bool) -> tuple[Kerne
     uses_wgmma = uses_wgmma and ELEMENT_BITS[problem.rhs] == 8
     tiers.append(dataclasses.replace(_tiled_tier(problem, chip, 64, 64, 4), max_m=64))
     if uses_wgmma:
-        tiers.append(dataclasses.replace(_wgmma_tier(problem, chip, 128), max_m=512))
-        tiers.append(_wgmma_tier(problem, chip, None))
+        split = _wgmma_tier(problem, chip, is_split=True)
+        if split.splits > 1:
+            tiers.append(dataclasses.replace(split, max_m=512))
+        tiers.append(_wgmma_tier(problem, chip, is_split=False))
     else:
         tiers.append(_tiled_tier(problem, chip, 128, 128, 8))
     return tuple(tiers)
 
 
 def _stream_tier(problem: ScaledMatmul, chip: Chip, rows: int) -> KernelTier:
-    """The stream form for up to ``rows`` rows, K shared out until the chip is full."""
-    tier = KernelTier("stream", max_m=rows, tile=(rows, 32, 128), warps=4, stages=4)
+    """The stream form for up to ``rows`` rows.
+
+    Few workgroups get many warps, and only where they leave the chip half empty is K split over
+    workgroups too: counting arrivals costs a fill and a round trip through device memory.
+    """
     workgroups = ceil_div(problem.n, 32)
+    warps = 8 if workgroups <= chip.multiprocessors else 4
     steps = ceil_div(problem.k, 128)
-    wanted = ceil_div(2 * chip.multiprocessors, workgroups)
-    splits = max(1, min(wanted, steps // (2 * tier.warps), 8))
-    return _fit(problem, dataclasses.replace(tier, splits=splits), chip)
+    splits = max(1, min(chip.multiprocessors // workgroups, steps // (2 * warps), 8))
+    tier = KernelTier(
+        "stream", max_m=rows, tile=(rows, 32, 128), warps=warps, stages=4, splits=splits
+    )
+    return _fit(problem, tier, chip)
 
 
 def _tiled_tier(
@@ -86,12 +128,12 @@ def _tiled_tier(
     return _fit(problem, tier, chip)
 
 
-def _wgmma_tier(problem: ScaledMatmul, chip: Chip, max_m: int | None) -> KernelTier:
-    """Two warpgroups; for few rows split until the chip is full."""
+def _wgmma_tier(problem: ScaledMatmul, chip: Chip, is_split: bool) -> KernelTier:
+    """Two warpgroups; for few rows K is split until the chip is full."""
     tier = KernelTier(
         "tiled", tile=(128, 128, 128), warps=8, stages=6, mma=(GROUP_ROWS, 128, 32), order="m"
     )
-    if max_m is not None:
+    if is_split:
         tier = dataclasses.replace(tier, splits=_splits(problem, chip, 128, 128, 2))
     return _fit(problem, tier, chip)
 
@@ -104,9 +146,12 @@ def _splits(problem: ScaledMatmul, chip: Chip, block_n: int, block_k: int, tiles
 
 
 def _fit(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
-    """Take stages away until shared memory holds them."""
-    while tier.stages > 2 and create_kernel(problem, tier, chip).shared_bytes > chip.shared_memory:
-        tier = dataclasses.replace(tier, stages=tier.stages - 1)
+    """Take stages away, then warps of the stream form, until shared memory holds them."""
+    while create_kernel(problem, tier, chip).shared_bytes > chip.shared_memory:
+        if tier.stages > 2:
+            tier = dataclasses.replace(tier, stages=tier.stages - 1)
+        else:
+            tier = dataclasses.replace(tier, warps=tier.warps // 2)
     return tier
 
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
-from block32.lowering.common.control import when
+from block32.lowering.common.control import for_loop, when
 from block32.lowering.common.index import (
     Condition,
     Index,
+    IndexValue,
     both,
     choose,
     less,
@@ -117,32 +118,50 @@ class TileCopier:
             step_bytes: Bytes of a row from the first step to this one.
             is_last_step_whole: No step reaches past the end of a row.
         """
-        piece = self.matrix.piece_bytes
         for copy in self._copies:
-            for part in range(0, CHUNK_BYTES, piece):
-                is_valid = copy.is_row
-                if not is_last_step_whole:
-                    byte = self._byte + step_bytes + part
-                    is_valid = both(is_valid, less(byte, self.matrix.row_bytes))
-                target = destination + copy.shared_offset + part
-                source = copy.source + step_bytes + part
-                if piece >= 4:
-                    valid_bytes = choose(is_valid, ptx.as_i32_value(piece), 0)
-                    ptx.copy_async(target, source, piece, ptx.i32_value(valid_bytes))
-                else:
-                    byte = self._byte + step_bytes + part
-                    _copy_now(target, copy.row, byte, piece, is_valid)
+            if self.matrix.piece_bytes >= 4:
+                self._start_pieces(copy, destination, step_bytes, is_last_step_whole)
+            else:
+                self._copy_bytes(copy, destination, step_bytes)
 
+    def _start_pieces(
+        self, copy: _RowCopy, destination: Pointer, step_bytes: Index, is_last_step_whole: bool
+    ) -> None:
+        """Start one ``cp.async`` for each piece of a chunk."""
+        piece = self.matrix.piece_bytes
+        for part in range(0, CHUNK_BYTES, piece):
+            is_valid = copy.is_row
+            if not is_last_step_whole:
+                byte = self._byte + step_bytes + part
+                is_valid = both(is_valid, less(byte, self.matrix.row_bytes))
+            valid_bytes = choose(is_valid, ptx.as_i32_value(piece), 0)
+            ptx.copy_async(
+                destination + copy.shared_offset + part,
+                copy.source + step_bytes + part,
+                piece,
+                ptx.i32_value(valid_bytes),
+            )
 
-def _copy_now(target: Pointer, row: Pointer, byte: Index, size: int, is_valid: Condition) -> None:
-    """Copy 1 or 2 bytes of a row through a register; ``cp.async`` begins at 4."""
-    element = ir.IntegerType.get_signless(8 * size)
-    source = row + choose(is_valid, byte, 0)
-    value = source.load(element, alignment=size)
-    zero = arith.constant(element, 0)
-    if not isinstance(is_valid, bool):
-        value = arith.select(is_valid, value, zero)
-    target.store(value, alignment=size)
+    def _copy_bytes(self, copy: _RowCopy, destination: Pointer, step_bytes: Index) -> None:
+        """Copy a chunk in pieces of 1 or 2 bytes through a register: ``cp.async`` begins at 4.
+
+        In a loop, since such rows are rare and the code would be long.
+        """
+        piece = self.matrix.piece_bytes
+        element = ir.IntegerType.get_signless(8 * piece)
+
+        def body(part: IndexValue, carried: list[ir.Value]) -> list[ir.Value]:
+            offset = part * piece
+            byte = self._byte + step_bytes + offset
+            is_valid = both(copy.is_row, less(byte, self.matrix.row_bytes))
+            source = copy.row + choose(is_valid, byte, 0)
+            value = source.load(element, alignment=piece)
+            assert isinstance(is_valid, ir.Value)
+            value = arith.select(is_valid, value, arith.constant(element, 0))
+            (destination + copy.shared_offset + offset).store(value, alignment=piece)
+            return carried
+
+        for_loop(CHUNK_BYTES // piece, [], body, ptx.i32())
 
 
 @dataclass(frozen=True)

@@ -297,6 +297,21 @@ def _fence(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
         warp.shared.fence_proxy(warp.number)
 
 
+def _wgmma(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
+    match parts[1]:
+        case "commit_group":
+            warp.result_groups.append(warp.open_results)
+            warp.open_results = {}
+        case "wait_group":
+            pending = operands[0]
+            assert isinstance(pending, int)
+            warp.finish_results(pending)
+        case "fence":
+            pass
+        case _:
+            raise PtxError("unknown instruction")
+
+
 def _nothing(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
     """Orders what this executor does in order: the lanes of a warp, one workgroup's accesses."""
     del warp, parts, operands
@@ -342,5 +357,5 @@ _HANDLERS: dict[str, Callable[..., None]] = {
     "fence": _fence,
     "membar": _nothing,
     "bar": _nothing,
-    "wgmma": _nothing,
+    "wgmma": _wgmma,
 }

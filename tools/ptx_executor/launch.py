@@ -132,4 +132,4 @@ def _multiply(members: list[Warp], instruction: Instruction, shared: SharedMemor
     for index, warp in enumerate(members):
         for register, name in enumerate(registers):  # type: ignore[arg-type]
             values = result[32 * index : 32 * index + 32, register]
-            warp.write(name, values.view(np.uint32).astype(np.uint64))
+            warp.start_result(name, values.view(np.uint32).astype(np.uint64))

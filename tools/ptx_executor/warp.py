@@ -53,6 +53,8 @@ class Warp:
     registers: dict[str, Bits] = field(default_factory=dict)
     open_copies: list[Copy] = field(default_factory=list)
     groups: list[list[Copy]] = field(default_factory=list)
+    open_results: dict[str, Bits] = field(default_factory=dict)
+    result_groups: list[dict[str, Bits]] = field(default_factory=list)
     active: Lanes = field(default_factory=lambda: np.ones(32, bool))
 
     def run(self) -> Iterator[Event]:
@@ -86,6 +88,8 @@ class Warp:
             self._merge(waiting, at + 1, lanes)
         if self.open_copies or any(self.groups):
             raise PtxError("ends with copies that it never waited for")
+        if self.open_results or self.result_groups:
+            raise PtxError("ends with a wgmma that it never waited for")
 
     def _next(self, waiting: dict[int, Lanes]) -> int:
         """The earliest instruction whose lanes need not wait for others."""
@@ -134,6 +138,17 @@ class Warp:
         """The addresses of a memory operand in the active lanes."""
         assert isinstance(operand, Memory)
         return (self.read(operand.base)[self.active] + np.uint64(operand.offset)).astype(np.int64)
+
+    def start_result(self, name: Operand, bits: Bits) -> None:
+        """A register that an unfinished ``wgmma`` will write: until then it holds nothing."""
+        assert isinstance(name, str)
+        self.registers.pop(name, None)
+        self.open_results[name] = bits
+
+    def finish_results(self, pending: int) -> None:
+        """Complete the oldest groups of ``wgmma`` until ``pending`` are left."""
+        while len(self.result_groups) > pending:
+            self.registers |= self.result_groups.pop(0)
 
     def finish_groups(self, pending: int) -> None:
         """Complete the oldest groups of copies until ``pending`` are left."""

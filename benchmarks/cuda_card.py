@@ -1,0 +1,238 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Running compiled modules on a card through the IREE runtime: operands, checks, times."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as rt
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_DTYPES: dict[str, Any] = {
+    "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "f8E5M2": ml_dtypes.float8_e5m2,
+    "f4E2M1FN": np.uint8,
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "f32": np.float32,
+}
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+#: Error of a result against |x| |w|: f32 sums, and sums in which a block of 32 was short.
+EXACT_TOLERANCE = 2e-6
+SHORT_TOLERANCE = 3e-4
+
+#: Half a unit in the last place of the result's type.
+_ROUNDING = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
+
+
+def uses_short_sums(entry: dict[str, Any], m: int) -> bool:
+    """Whether the tier that serves ``m`` rows is one on ``wgmma``."""
+    tier = next(t for t in entry["tiers"] if t.get("max_m") is None or m <= t["max_m"])
+    return tier.get("mma", [16])[0] == 64
+
+
+class CardModule:
+    """A compiled module on the card, in a context of its own."""
+
+    #: The runtime's name of the card.
+    device = "cuda"
+
+    def __init__(self, path: Path):
+        """Load the vmfb."""
+        self.config = rt.Config(self.device)
+        self.module = rt.load_vm_module(
+            rt.VmModule.copy_buffer(self.config.vm_instance, path.read_bytes()), self.config
+        )
+
+    def to_card(self, array: Array) -> Any:
+        """A copy of an array on the card."""
+        return rt.asdevicearray(self.config.device, np.ascontiguousarray(array))
+
+    def call(self, arguments: Sequence[Any], function: str = "main") -> Any:
+        """Call a function and wait until it is done."""
+        return self.module[function](*arguments)
+
+
+@dataclass
+class Operands:
+    """Random operands of a problem as arrays, and what they decode to in float64."""
+
+    problem: dict[str, Any]
+    m: int
+    arrays: dict[str, Array]
+
+    def in_order(self) -> list[Array]:
+        """As the compiled function takes them."""
+        return list(self.arrays.values())
+
+
+def random_operands(problem: dict[str, Any], m: int, seed: int) -> Operands:
+    """Normal values of every magnitude that a scale of 2^-9 to 2^8 gives."""
+    rng = np.random.default_rng(seed)
+    n, k, blocks = problem["n"], problem["k"], -(-problem["k"] // 32)
+    block_n = problem["rhs_block"][0]
+    arrays = {
+        "lhs": _random_values(rng, m, k, problem["lhs"]),
+        "rhs": _random_values(rng, n, k, problem["rhs"]),
+    }
+    if problem["lhs_scaled"]:
+        arrays["lhs_scale"] = _random_scales(rng, (m, blocks), problem)
+    arrays["rhs_scale"] = _random_scales(rng, (-(-n // block_n), blocks), problem)
+    epilogue = problem["epilogue"]
+    if epilogue["row_scale"]:
+        arrays["row_scale"] = rng.uniform(0.5, 2, m).astype(np.float32)
+    if epilogue["scale"]:
+        arrays["scale"] = rng.uniform(0.5, 2, 1).astype(np.float32)
+    if epilogue["bias"]:
+        arrays["bias"] = rng.standard_normal(n).astype(_DTYPES[epilogue["bias"]])
+    if epilogue["residual"]:
+        arrays["residual"] = rng.standard_normal((m, n)).astype(_DTYPES[epilogue["residual"]])
+    return Operands(problem, m, arrays)
+
+
+def _random_values(rng: np.random.Generator, rows: int, k: int, element: str) -> Array:
+    if element == "f4E2M1FN":
+        return rng.integers(0, 256, (rows, -(-k // 2)), dtype=np.uint8).view(np.int8)
+    return rng.standard_normal((rows, k), dtype=np.float32).astype(_DTYPES[element])
+
+
+def _random_scales(rng: np.random.Generator, shape: tuple[int, ...], problem: dict) -> Array:
+    """Scale bytes; in a narrow range where the result type is narrow."""
+    low, high = (124, 128) if problem["result"] == "f16" else (118, 136)
+    return rng.integers(low, high, shape, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu)
+
+
+def decode_scales(scales: Array) -> Array:
+    """2^(byte - 127) in float64, NaN for 255."""
+    codes = scales.view(np.uint8).astype(np.float64)
+    return np.where(codes == 255, np.nan, np.exp2(codes - 127))
+
+
+def decoded(operands: Operands) -> tuple[Array, Array]:
+    """X and w in float64, scaled."""
+    problem, arrays = operands.problem, operands.arrays
+    k = problem["k"]
+    x = _decode(arrays["lhs"], k, problem["lhs"])
+    w = _decode(arrays["rhs"], k, problem["rhs"])
+    if problem["lhs_scaled"]:
+        x = x * np.repeat(decode_scales(arrays["lhs_scale"]), 32, axis=1)[:, :k]
+    by_row = np.repeat(decode_scales(arrays["rhs_scale"]), problem["rhs_block"][0], axis=0)
+    return x, w * np.repeat(by_row[: problem["n"]], 32, axis=1)[:, :k]
+
+
+def _decode(values: Array, k: int, element: str) -> Array:
+    if element != "f4E2M1FN":
+        return values.astype(np.float64)
+    codes = values.view(np.uint8)
+    nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
+    return _E2M1[nibbles[:, :k]]
+
+
+Matmul = Callable[[Array, Array], Array]
+
+
+def expected(operands: Operands, matmul: Matmul) -> tuple[Array, Array]:
+    """The result in float64, and the |x| |w| that errors are measured by."""
+    x, w = decoded(operands)
+    result, magnitude = matmul(x, w.T), matmul(np.abs(x), np.abs(w).T)
+    arrays, epilogue = operands.arrays, operands.problem["epilogue"]
+    if epilogue["row_scale"]:
+        factor = arrays["row_scale"].astype(np.float64)[:, None]
+        result, magnitude = result * factor, magnitude * factor
+    if epilogue["scale"]:
+        factor = float(arrays["scale"][0])
+        result, magnitude = result * factor, magnitude * factor
+    if epilogue["bias"]:
+        result = result + arrays["bias"].astype(np.float64)
+    if epilogue["residual"]:
+        result = result + arrays["residual"].astype(np.float64)
+    if epilogue["activation"] == "silu":
+        with np.errstate(over="ignore"):
+            result = result / (1 + np.exp(-result))
+    return result, magnitude + 1
+
+
+def float64_matmul() -> Matmul:
+    """On the card through torch where there is torch, else NumPy."""
+    try:
+        import torch
+    except ImportError:
+        return np.matmul
+
+    def matmul(a: Array, b: Array) -> Array:
+        left, right = (torch.from_numpy(np.ascontiguousarray(v)).cuda() for v in (a, b))
+        return (left @ right).cpu().numpy()
+
+    return matmul
+
+
+def relative_error(result: Array, want: Array, magnitude: Array, element: str) -> float:
+    """The largest error, beyond the one rounding of the result, over |x| |w|."""
+    error = np.abs(result.astype(np.float64) - want) - np.abs(want) * _ROUNDING[element]
+    return float(np.max(error / magnitude))
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Bitwise equality, NaNs included."""
+    return a.tobytes() == b.tobytes()
+
+
+def run_in_threads(path: Path, operands: Operands, threads: int, calls: int) -> list[Array]:
+    """The last result of each of several host threads, each with a context of its own."""
+
+    def work(_: int) -> Array:
+        module = CardModule(path)
+        arguments = [module.to_card(array) for array in operands.in_order()]
+        for _ in range(calls - 1):
+            module.call(arguments)
+        return module.call(arguments).to_host()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, range(threads)))
+
+
+def time_module(entry: dict[str, Any], folder: Path, repeats: int = 25) -> float:
+    """Microseconds of one call on the card.
+
+    The two functions of the module make few and many calls, each with a weight of its own out of
+    more weights than the card's cache holds; their medians' difference, by the calls between.
+    """
+    module = CardModule(folder / entry["file"])
+    (m,) = entry["rows"]
+    short, long = entry["batches"]
+    problem = entry["problem"]
+    distinct = min(long, max(2, -(-(3 * 60 << 20) // (problem["n"] * problem["k"]))))
+    first = random_operands(problem, m, 0).arrays
+    x, x_scale = module.to_card(first["lhs"]), module.to_card(first["lhs_scale"])
+    rng = np.random.default_rng(1)
+    base = first["rhs"].view(np.uint8)
+    rolled = [np.roll(base, int(rng.integers(1, base.size)) // 64 * 64) for _ in range(distinct)]
+    weights = [module.to_card(w.view(first["rhs"].dtype)) for w in rolled]
+    scales = [module.to_card(first["rhs_scale"]) for _ in range(distinct)]
+    picked = [weights[i % distinct] for i in range(long)] + [
+        scales[i % distinct] for i in range(long)
+    ]
+    arguments = [x, x_scale, *picked]
+    medians = []
+    for function in ("short", "long"):
+        module.call(arguments, function)
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            module.call(arguments, function)
+            times.append(time.perf_counter() - start)
+        medians.append(statistics.median(times))
+    return (medians[1] - medians[0]) * 1e6 / (long - short)

@@ -1,0 +1,328 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The modules that ``cuda.py`` runs: which kernels, and compiling them into a folder.
+
+Needs the compiler and no card; ``cuda.py`` needs the card and no compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from iree.compiler import ir
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.host import (
+    build_call,
+    build_host_function,
+    build_standalone_module,
+    operand_types,
+    result_type,
+)
+from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels
+from block32.lowering.problem import Epilogue, ScaledMatmul
+from block32.lowering.target import DeviceFacts
+from block32.lowering.targets import target_named
+from block32.tools.iree_compile import run_iree_compile
+
+#: (M, N, K) of the table in docs/, M being what is timed.
+TIMED = (
+    (1, 4096, 4096),
+    (8, 4096, 4096),
+    (1, 16384, 8192),
+    (1, 7168, 16384),
+    (32, 7168, 2048),
+    (256, 4096, 4096),
+    (4096, 4096, 4096),
+)
+
+#: (N, K) of models that people run.
+MODEL_SHAPES = (
+    (1152, 5120),
+    (1792, 5120),
+    (2304, 5120),
+    (4096, 1280),
+    (5120, 576),
+    (5120, 1152),
+    (5120, 2048),
+    (5120, 4096),
+    (8192, 1280),
+    (16384, 1280),
+)
+
+#: M that every shape of ``MODEL_SHAPES`` is checked at.
+TOKENS = (1, 3, 7, 8, 16, 31, 32, 33, 63, 129, 192, 255, 1023, 1024)
+
+#: (M, N, K) with edges in every direction.
+RAGGED = (
+    (3, 2053, 1280),
+    (31, 4096, 1280),
+    (63, 8193, 1280),
+    (129, 4097, 576),
+    (255, 16385, 1152),
+    (33, 130, 96),
+    (50, 128, 1040),
+    (7, 96, 77),
+    (16, 73448, 2560),
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module to compile.
+
+    Attributes:
+        name: Its file's stem.
+        kind: ``check``, ``timed`` or ``tune``.
+        problem: The matmul, M dynamic.
+        target: A name of ``lowering.targets``.
+        rows: The M that it is run with.
+        tiers: Its tiers; what the target selects when empty.
+        batches: Calls of its two timing functions; none for ``check``.
+    """
+
+    name: str
+    kind: str
+    problem: ScaledMatmul
+    target: str
+    rows: tuple[int, ...]
+    tiers: tuple[KernelTier, ...] = ()
+    batches: tuple[int, int] | None = None
+
+
+def all_modules() -> list[Module]:
+    """Every module, by kind."""
+    return [*_checked(), *_timed(), *_tuned()]
+
+
+def _checked() -> Iterator[Module]:
+    for target in ("sm_90a", "sm_90a-f32"):
+        for n, k in MODEL_SHAPES if target == "sm_90a" else MODEL_SHAPES[4:6]:
+            yield _check(ScaledMatmul(None, n, k), target, TOKENS)
+    for m, n, k in RAGGED:
+        yield _check(ScaledMatmul(None, n, k), "sm_90a", (1, m))
+    for n in (1, 2, 12, 16, 24, 31, 32, 33, 48):
+        yield _check(ScaledMatmul(None, n, 128 if n % 12 else 640), "sm_90a", (1, 5, 40, 130))
+    yield from _checked_types()
+    yield from _checked_splits()
+
+
+def _checked_types() -> Iterator[Module]:
+    tokens = (1, 8, 33, 192)
+    problem = ScaledMatmul(None, 1056, 1152)
+    for changes in (
+        {"rhs_block": (1, 32)},
+        {"result": "bf16"},
+        {"result": "f16"},
+        {"lhs": "f8E5M2", "rhs_block": (1, 32)},
+        {"rhs": "f8E5M2"},
+        {"rhs": "f4E2M1FN"},
+        {"rhs": "f4E2M1FN", "rhs_block": (1, 32), "result": "bf16"},
+        {"lhs": "bf16", "lhs_scaled": False},
+        {"lhs": "f16", "lhs_scaled": False, "rhs": "f4E2M1FN"},
+        {
+            "epilogue": Epilogue(
+                row_scale=True, scale=True, bias="bf16", residual="f32", activation="silu"
+            )
+        },
+    ):
+        yield _check(dataclasses.replace(problem, **changes), "sm_90a", tokens)
+    yield _check(problem, "sm_89", tokens)
+
+
+def _checked_splits() -> Iterator[Module]:
+    """Each form split, reduced in the launch and in a second one."""
+    forms = (
+        KernelTier("stream", tile=(8, 32, 128), warps=4, stages=4, splits=3),
+        KernelTier("tiled", tile=(64, 64, 64), warps=4, stages=4, splits=3),
+        KernelTier("tiled", tile=(128, 128, 128), warps=8, stages=4, splits=3, mma=(64, 128, 32)),
+    )
+    for index, tier in enumerate(forms):
+        for reduce in ("in_launch", "second_launch"):
+            yield Module(
+                f"split_{index}_{reduce}",
+                "check",
+                ScaledMatmul(None, 5120, 5760),
+                "sm_90a",
+                (4, 19, 200),
+                (dataclasses.replace(tier, reduce=reduce),),
+            )
+
+
+def _check(problem: ScaledMatmul, target: str, rows: tuple[int, ...]) -> Module:
+    suffix = "_epilogue" if problem.epilogue.operand_names() else ""
+    return Module(f"check_{target}_{problem.describe()}{suffix}", "check", problem, target, rows)
+
+
+def _batches(m: int) -> tuple[int, int]:
+    """Calls of the two functions whose difference is timed."""
+    return (2, 14) if m > 1024 else (8, 48)
+
+
+def _timed() -> Iterator[Module]:
+    for target in ("sm_90a", "sm_90a-f32"):
+        for n, k in sorted({(n, k) for _, n, k in TIMED}):
+            problem = ScaledMatmul(None, n, k, result="bf16")
+            for m in (m for m, *shape in TIMED if shape == [n, k]):
+                name = f"timed_{target}_{m}x{n}x{k}"
+                yield Module(name, "timed", problem, target, (m,), batches=_batches(m))
+
+
+def _tuned() -> Iterator[Module]:
+    for m, n, k in TIMED:
+        problem = ScaledMatmul(None, n, k, result="bf16")
+        for index, tier in enumerate(_candidates(m, k)):
+            reason = target_named("sm_90a").verify(problem, tier, DeviceFacts())
+            if reason is None:
+                name = f"tune_{m}x{n}x{k}_{index}"
+                yield Module(name, "tune", problem, "sm_90a", (m,), (tier,), _batches(m))
+
+
+def _candidates(m: int, k: int) -> Iterator[KernelTier]:
+    if m <= 32:
+        rows = max(8, -(-m // 8) * 8)
+        for columns, block_k, warps, stages, splits in (
+            (32, 128, 4, 4, 1),
+            (32, 128, 8, 3, 1),
+            (32, 128, 8, 4, 1),
+            (32, 128, 2, 4, 1),
+            (32, 256, 4, 3, 1),
+            (32, 256, 2, 3, 1),
+            (16, 128, 4, 4, 1),
+            (16, 128, 4, 6, 1),
+            (16, 256, 4, 3, 1),
+            (16, 256, 4, 4, 1),
+            (16, 256, 2, 4, 1),
+            (32, 128, 4, 4, 2),
+            (32, 256, 4, 3, 2),
+            (64, 128, 4, 3, 1),
+        ):
+            tile = (rows, columns, block_k)
+            yield KernelTier("stream", tile=tile, warps=warps, stages=stages, splits=splits)
+        return
+    for block_m, block_n, stages, splits in (
+        (128, 128, 6, 1),
+        (128, 128, 6, 2),
+        (128, 128, 3, 2),
+        (64, 128, 4, 1),
+        (64, 128, 4, 2),
+        (128, 64, 4, 1),
+        (128, 64, 4, 2),
+        (64, 64, 4, 1),
+        (64, 96, 4, 1),
+        (192, 128, 5, 1),
+        (256, 64, 4, 1),
+        (192, 96, 5, 1),
+    ):
+        if m > 1024 and splits > 1:
+            continue
+        tile, mma = (block_m, block_n, 128), (64, block_n, 32)
+        for order in ("m", "n") if m > 1024 else ("m",):
+            yield KernelTier(
+                "tiled",
+                tile=tile,
+                mma=mma,
+                warps=block_m // 16,
+                stages=stages,
+                splits=splits,
+                order=order,
+            )
+
+
+def compile_all(folder: Path, kinds: tuple[str, ...]) -> None:
+    """Compile the modules of these kinds into ``folder``, with a manifest.
+
+    Modules whose text has not changed since they were compiled are left as they are.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    modules = [module for module in all_modules() if module.kind in kinds]
+    entries = []
+    for number, module in enumerate(modules):
+        print(f"[{number + 1}/{len(modules)}] {module.name}", file=sys.stderr)
+        entries.append(_compile(module, folder))
+    (folder / "manifest.json").write_text(json.dumps(entries, indent=1))
+
+
+def _compile(module: Module, folder: Path) -> dict[str, object]:
+    target = target_named(module.target)
+    tiers, reason = module.tiers, "given"
+    if not tiers:
+        selection = target.select(module.problem, DeviceFacts())
+        assert selection.config is not None, selection.reason
+        tiers, reason = selection.config.tiers, selection.reason
+    text = _module_text(KernelSpec(module.problem, target, tiers), module.batches)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    output, stamp = folder / f"{module.name}.vmfb", folder / f"{module.name}.sha256"
+    if not (output.exists() and stamp.exists() and stamp.read_text() == digest):
+        output.write_bytes(run_iree_compile(["-", *target.compile_flags()], stdin=text.encode()))
+        stamp.write_text(digest)
+    return {
+        "name": module.name,
+        "kind": module.kind,
+        "file": output.name,
+        "target": module.target,
+        "problem": dataclasses.asdict(module.problem),
+        "rows": module.rows,
+        "batches": module.batches,
+        "tiers": [_tier_fields(tier) for tier in tiers],
+        "reason": reason,
+    }
+
+
+def _tier_fields(tier: KernelTier) -> dict[str, object]:
+    """A tier's fields that are not at their default."""
+    return {
+        field.name: getattr(tier, field.name)
+        for field in dataclasses.fields(tier)
+        if field.name == "form" or getattr(tier, field.name) != field.default
+    }
+
+
+def _module_text(spec: KernelSpec, batches: tuple[int, int] | None) -> str:
+    """``main``, and for timing ``short`` and ``long``: many calls, each with a weight of its own.
+
+    Both take the operands of the longer one, so that what a call costs on the host cancels out.
+    """
+    with ir.Context(), ir.Location.unknown():
+        if batches is None:
+            return str(build_standalone_module(spec))
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            executable = build_executable(spec, "block32_kernels")
+            build_host_function(spec, "block32_matmul", "block32_kernels")
+            _build_batch(spec.problem, "main", 1, 1)
+            for name, calls in zip(("short", "long"), batches, strict=True):
+                _build_batch(spec.problem, name, calls, max(batches))
+        emit_kernels(spec, executable)
+        return str(module)
+
+
+def _build_batch(problem: ScaledMatmul, name: str, calls: int, weights: int) -> None:
+    """``name(x, x_scale, w_0, .., w_scale_0, ..) -> (y_0, ..)``."""
+    types = operand_types(problem)
+    arguments = [types["lhs"], types["lhs_scale"]]
+    arguments += [types["rhs"]] * weights + [types["rhs_scale"]] * weights
+    results = [result_type(problem)] * calls
+    function = ir.Operation.create(
+        "func.func",
+        attributes={
+            "sym_name": ir.StringAttr.get(name),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(arguments, results)),
+        },
+        regions=1,
+    )
+    locations = [ir.Location.unknown()] * len(arguments)
+    block = function.regions[0].blocks.append(*arguments, arg_locs=locations)
+    with ir.InsertionPoint(block):
+        x, x_scale, *rest = block.arguments
+        outputs = [
+            build_call("block32_matmul", [x, rest[i], x_scale, rest[weights + i]], results[0])
+            for i in range(calls)
+        ]
+        ir.Operation.create("func.return", operands=outputs)
