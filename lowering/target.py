@@ -99,10 +99,12 @@ class Target(ABC):
     Attributes:
         name: What ``--target=`` takes.
         guards_empty: M = 0 is kept away from the device by a branch on the host.
+        takes_plain_activations: There are kernels for a bf16, f16 or f32 x without scales.
     """
 
     name: str
     guards_empty: bool = False
+    takes_plain_activations: bool = False
 
     @abstractmethod
     def compile_flags(self) -> tuple[str, ...]:
