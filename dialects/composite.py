@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from iree.compiler import ir
 
 from block32.dialects import builtin
+from block32.dialects import problem as problem_attribute
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import BadAttributeError, error_at
+from block32.lowering.host import operand_types, result_type
+from block32.lowering.problem import ScaledMatmul
 
 ATTRIBUTE = "block32.composite"
 
@@ -74,14 +77,62 @@ class Quantize:
             ("codes", codes, x.shape[1], self.element),
             ("scales", scales, -(-x.shape[1] // 32), SCALE_TYPE),
         ):
-            if got.shape != [x.shape[0], columns] or str(got.element_type) != element:
-                wanted = _type_text([x.shape[0], columns], element)
+            wanted = ir.RankedTensorType.get([x.shape[0], columns], ir.Type.parse(element))
+            if got != wanted:
                 raise BadAttributeError(f"expected {name} of type {wanted} but got {got}")
 
 
-Composite = Quantize
+@dataclass(frozen=True)
+class Matmul:
+    """A block-scaled matmul that ``linalg.scaled_contract`` cannot say.
 
-_KINDS: dict[str, type[Composite]] = {Quantize.kind: Quantize}
+    ``(operands of problem.operand_names) -> y [M, N]``, with the types of ``host.operand_types``.
+    The kind is ``matmul_w8a16`` where the activation has no scales, else ``scaled_matmul``.
+    """
+
+    problem: ScaledMatmul
+
+    @property
+    def kind(self) -> str:
+        """The kind that the attribute names."""
+        return "scaled_matmul" if self.problem.lhs_scaled else "matmul_w8a16"
+
+    def build(self) -> ir.Attribute:
+        """The attribute."""
+        problem = problem_attribute.build(self.problem)
+        return builtin.from_python({"kind": self.kind, "problem": problem})
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, object]) -> Matmul:
+        """Read the attribute's fields.
+
+        Raises:
+            BadAttributeError: An unknown field or a malformed problem.
+        """
+        _check_known(fields, ("problem",))
+        if "problem" not in fields:
+            raise BadAttributeError("missing field 'problem'")
+        return cls(problem_attribute.parse(builtin.from_python(fields["problem"])))
+
+    def check_signature(self, signature: ir.FunctionType) -> None:
+        """Check a function's type against the problem.
+
+        Raises:
+            BadAttributeError: The function is of another type.
+        """
+        inputs = list(operand_types(self.problem).values())
+        wanted = ir.FunctionType.get(inputs, [result_type(self.problem)])
+        if signature != wanted:
+            raise BadAttributeError(f"expected a function of type {wanted} but got {signature}")
+
+
+Composite = Quantize | Matmul
+
+_KINDS: dict[str, type[Quantize] | type[Matmul]] = {
+    "quantize": Quantize,
+    "matmul_w8a16": Matmul,
+    "scaled_matmul": Matmul,
+}
 
 
 def is_composite(op: ir.Operation | ir.OpView) -> bool:
@@ -100,7 +151,10 @@ def parse(attribute: ir.Attribute) -> Composite:
         raise BadAttributeError("expected a dictionary with 'kind'")
     kind = fields.pop("kind")
     _check_choice("kind", kind, tuple(_KINDS))
-    return _KINDS[kind].from_fields(fields)
+    composite = _KINDS[kind].from_fields(fields)
+    if composite.kind != kind:
+        raise BadAttributeError(f"expected kind {composite.kind} for this problem but got {kind}")
+    return composite
 
 
 def of_function(function: ir.Operation | ir.OpView) -> Composite | None:
@@ -113,9 +167,10 @@ def of_function(function: ir.Operation | ir.OpView) -> Composite | None:
         return None
     operation = function.operation
     try:
-        composite = parse(operation.attributes[ATTRIBUTE])
-        signature = ir.TypeAttr(operation.attributes["function_type"]).value
-        composite.check_signature(ir.FunctionType(signature))
+        with operation.context, ir.Location.unknown():
+            composite = parse(operation.attributes[ATTRIBUTE])
+            signature = ir.TypeAttr(operation.attributes["function_type"]).value
+            composite.check_signature(ir.FunctionType(signature))
     except BadAttributeError as error:
         raise error_at(operation, f"has a malformed '{ATTRIBUTE}': {error}") from error
     return composite
@@ -125,12 +180,6 @@ def _tensor_types(types: list[ir.Type]) -> list[ir.RankedTensorType]:
     if not all(isinstance(t, ir.RankedTensorType) for t in types):
         raise BadAttributeError("expected tensors only")
     return [ir.RankedTensorType(t) for t in types]
-
-
-def _type_text(shape: list[int], element: str) -> str:
-    dynamic = ir.ShapedType.get_dynamic_size()
-    sizes = ["?" if size == dynamic else str(size) for size in shape]
-    return f"tensor<{'x'.join([*sizes, element])}>"
 
 
 def _check_known(fields: dict[str, object], known: tuple[str, ...]) -> None:

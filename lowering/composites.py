@@ -3,7 +3,7 @@
 """Building composites and calls of them, for passes and for people who have a graph.
 
 ```python
-composites = Composites(module)
+composites = Composites(ir.SymbolTable(module.operation))
 with ir.InsertionPoint(op), op.location:
     codes, scales = composites.quantize(x, rule="rceil")
 ```
@@ -16,11 +16,13 @@ from collections.abc import Callable
 from iree.compiler import ir
 
 from block32.dialects import composite as composite_attribute
-from block32.dialects.composite import Composite, Quantize
+from block32.dialects.composite import Composite, Matmul, Quantize
 from block32.dialects.diagnostics import BadAttributeError
 from block32.lowering.common.functions import build_return, call, private_function
+from block32.lowering.host import operand_types, result_type
+from block32.lowering.portable.expand import expand
 from block32.lowering.portable.quantize import quantize
-from block32.lowering.problem import BLOCK_K, SHORT_NAMES, ceil_div
+from block32.lowering.problem import BLOCK_K, SHORT_NAMES, ScaledMatmul, ceil_div
 
 
 def build_quantize_function(
@@ -59,45 +61,96 @@ def _mark(function: ir.Operation, composite: Composite) -> None:
     function.attributes[composite_attribute.ATTRIBUTE] = composite.build()
 
 
-class Composites:
-    """The composites of one module: each is defined once for a type, at the module's start."""
+def build_matmul_function(symbol: str, problem: ScaledMatmul) -> ir.Operation:
+    """Build the composite of a matmul at the insertion point.
 
-    def __init__(self, module: ir.Module):
-        """``module`` is where definitions go; an open context and location are needed later."""
-        self._module = module
-        self._symbols: dict[tuple[Composite, str], str] = {}
+    Args:
+        symbol: The function's name; nothing depends on it.
+        problem: The matmul: with an epilogue, or with an activation that has no scales.
+    """
+    types = operand_types(problem)
+    function, block = private_function(symbol, list(types.values()), [result_type(problem)])
+    _mark(function, Matmul(problem))
+    with ir.InsertionPoint(block):
+        operands = dict(zip(types, block.arguments, strict=True))
+        build_return([expand(problem, operands)])
+    return function
+
+
+class Composites:
+    """Calls composites in one module, defining each for a type where it is first called."""
+
+    def __init__(self, symbols: ir.SymbolTable):
+        """``symbols`` are the module's: definitions are added to them."""
+        self._symbols = symbols
 
     def quantize(
         self, x: ir.Value, rule: str = "rceil", element: str = "f8E4M3FN"
     ) -> tuple[ir.Value, ir.Value]:
         """Call ``quantize`` on x ``[M, K]`` at the insertion point: codes and scales."""
         x_type = ir.RankedTensorType(x.type)
-        name = f"block32_quantize_{_dimensions(x_type)}_{SHORT_NAMES[element]}_{rule}"
-        function = self._definition(
-            (Quantize(rule, element), str(x_type)),
-            name,
+        codes, scales = self._call(
+            f"block32_quantize_{_dimensions(x_type)}_{SHORT_NAMES[element]}_{rule}",
+            [x],
+            Quantize(rule, element),
             lambda symbol: build_quantize_function(symbol, x_type, rule, element),
-        )
-        codes, scales = call(function[0], [x], function[1]).results
+        ).results
         return codes, scales
 
-    def _definition(
+    def matmul(self, problem: ScaledMatmul, operands: dict[str, ir.Value]) -> ir.Value:
+        """Call the composite of ``problem`` at the insertion point: y ``[M, N]``.
+
+        Args:
+            problem: A matmul with an epilogue, or without scales of x.
+            operands: By ABI name, with the types of ``host.operand_types``.
+        """
+        composite = Matmul(problem)
+        return self._call(
+            f"block32_{composite.kind}_{problem.describe()}",
+            [operands[name] for name in problem.operand_names],
+            composite,
+            lambda symbol: build_matmul_function(symbol, problem),
+        ).result
+
+    def _call(
         self,
-        key: tuple[Composite, str],
         name: str,
+        operands: list[ir.Value],
+        composite: Composite,
         build: Callable[[str], ir.Operation],
-    ) -> tuple[str, list[ir.Type]]:
-        """The symbol and the result types of a composite, built where it is first asked for."""
-        table = ir.SymbolTable(self._module.operation)
-        if key not in self._symbols:
-            symbol = _unused(name, table)
-            with ir.InsertionPoint.at_block_begin(self._module.body), ir.Location.unknown():
-                build(symbol)
-            self._symbols[key] = symbol
-            table = ir.SymbolTable(self._module.operation)
-        function = table[self._symbols[key]].operation
-        signature = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-        return self._symbols[key], list(signature.results)
+    ) -> ir.Operation:
+        """Call the composite of this name, or of the name and a number where that is another."""
+        inputs = [operand.type for operand in operands]
+        symbol, count = name, 0
+        while symbol in self._symbols and not self._is(symbol, composite, inputs):
+            count += 1
+            symbol = f"{name}_{count}"
+        if symbol not in self._symbols:
+            module = _module_around(ir.InsertionPoint.current.block)
+            with ir.InsertionPoint.at_block_begin(module), ir.Location.unknown():
+                self._symbols.insert(build(symbol))
+        return call(symbol, operands, list(_signature(self._symbols[symbol].operation).results))
+
+    def _is(self, symbol: str, composite: Composite, inputs: list[ir.Type]) -> bool:
+        """Whether the symbol is this composite for these operands."""
+        found = self._symbols[symbol].operation
+        if not composite_attribute.is_composite(found):
+            return False
+        is_same = found.attributes[composite_attribute.ATTRIBUTE] == composite.build()
+        return is_same and list(_signature(found).inputs) == inputs
+
+
+def _signature(function: ir.Operation) -> ir.FunctionType:
+    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+
+
+def _module_around(block: ir.Block) -> ir.Block:
+    """The body of the outermost module around a block."""
+    while True:
+        parent = block.owner.operation
+        if parent.parent is None:
+            return block
+        block = parent.operation.block
 
 
 def _dimensions(tensor_type: ir.RankedTensorType) -> str:
@@ -107,12 +160,3 @@ def _dimensions(tensor_type: ir.RankedTensorType) -> str:
         for axis in range(tensor_type.rank)
     ]
     return "x".join([*sizes, str(tensor_type.element_type)])
-
-
-def _unused(name: str, table: ir.SymbolTable) -> str:
-    """``name``, with a number where a symbol of the program has it already."""
-    symbol, count = name, 0
-    while symbol in table:
-        count += 1
-        symbol = f"{name}_{count}"
-    return symbol

@@ -1,8 +1,11 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The canonical form of a block-scaled matmul: one ``linalg.scaled_contract``.
+"""The canonical forms of a block-scaled matmul: an op, or a call of a composite.
 
-Operands are A ``[M, K]``, its scales ``[M, ceil(K/32)]``, B ``[N, K]``, its scales
+``linalg.scaled_contract`` says all of an activation with scales. What it cannot say is a call of
+a composite (see ``dialects.composite``): an activation without scales, or an epilogue.
+
+The op's operands are A ``[M, K]``, its scales ``[M, ceil(K/32)]``, B ``[N, K]``, its scales
 ``[ceil(N/32) or N, ceil(K/32)]``; the maps say which block B has; the init is a zero fill.
 """
 
@@ -13,10 +16,13 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
+from block32.dialects.composite import Composite, Matmul, of_function
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import bitcast
+from block32.lowering.composites import Composites
 from block32.lowering.host import operand_types
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
+from block32.passes.walk import operations_named
 
 OP_NAME = "linalg.scaled_contract"
 
@@ -27,14 +33,14 @@ class MatmulOperands:
 
     Attributes:
         lhs: x, ``[M, K]``.
-        lhs_scale: E8M0 scales of x, ``[M, ceil(K/32)]``.
+        lhs_scale: E8M0 scales of x, ``[M, ceil(K/32)]``; None for a bf16, f16 or f32 x.
         rhs: w, ``[N, K]``.
         rhs_scale: E8M0 scales of w, ``[ceil(N/rhs_block_n), ceil(K/32)]``.
         rhs_block_n: Rows of w that share a scale, 1 or 32.
     """
 
     lhs: ir.Value
-    lhs_scale: ir.Value
+    lhs_scale: ir.Value | None
     rhs: ir.Value
     rhs_scale: ir.Value
     rhs_block_n: int
@@ -51,16 +57,23 @@ def canonical_maps(rhs_block_n: int) -> ir.ArrayAttr:
     )
 
 
-def build(operands: MatmulOperands, element: ir.Type) -> ir.Value:
-    """Build the canonical op with its zero fill at the insertion point.
+def build(
+    operands: MatmulOperands, element: ir.Type, composites: Composites | None = None
+) -> ir.Value:
+    """Build the canonical op with its zero fill, or the call, at the insertion point.
 
     Args:
         operands: The operands in canonical layout.
         element: The result's element type: f32, bf16 or f16.
+        composites: Defines the callee for an activation without scales.
 
     Returns:
         y, ``[M, N]``.
     """
+    if operands.lhs_scale is None:
+        assert composites is not None
+        problem = _problem(operands, str(element))
+        return composites.matmul(problem, _stored(problem, operands))
     lhs_type = ir.RankedTensorType(operands.lhs.type)
     rhs_type = ir.RankedTensorType(operands.rhs.type)
     m: int | ir.Value = lhs_type.shape[0]
@@ -78,8 +91,58 @@ def build(operands: MatmulOperands, element: ir.Type) -> ir.Value:
     return op.results[0]
 
 
+@dataclass(frozen=True)
+class CanonicalMatmul:
+    """A block-scaled matmul of the program: a canonical op, or a call of a composite."""
+
+    op: ir.Operation
+    problem: ScaledMatmul
+
+    def host_operands(self) -> dict[str, ir.Value]:
+        """The operands by ABI name as host functions take them: 4-bit values as packed bytes.
+
+        Bitcasts are built at the insertion point.
+        """
+        if self.op.name == OP_NAME:
+            return _stored(self.problem, operands_of(self.op))
+        return dict(zip(self.problem.operand_names, self.op.operands, strict=True))
+
+
+def matmuls_of(module: ir.Module) -> list[CanonicalMatmul]:
+    """All block-scaled matmuls of a program in program order.
+
+    Raises:
+        DiagnosticError: A composite is malformed.
+    """
+    composites = composites_of(module)
+    found: list[CanonicalMatmul] = []
+    for op in operations_named(module, OP_NAME, "util.call"):
+        if op.name == OP_NAME:
+            if is_canonical(op):
+                found.append(CanonicalMatmul(op, problem_of(op)))
+            continue
+        callee = composites.get(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+        if isinstance(callee, Matmul):
+            found.append(CanonicalMatmul(op, callee.problem))
+    return found
+
+
+def composites_of(module: ir.Module) -> dict[str, Composite]:
+    """The composites that a module defines, by symbol.
+
+    Raises:
+        DiagnosticError: One is malformed.
+    """
+    found: dict[str, Composite] = {}
+    for op in module.body:
+        composite = of_function(op)
+        if composite is not None:
+            found[ir.StringAttr(op.operation.attributes["sym_name"]).value] = composite
+    return found
+
+
 def is_canonical(op: ir.Operation | ir.OpView) -> bool:
-    """Whether ``op`` is a block-scaled matmul in canonical form."""
+    """Whether ``op`` is a block-scaled matmul in the form of an op."""
     operation = op.operation
     if operation.name != OP_NAME:
         return False
@@ -104,28 +167,15 @@ def operands_of(op: ir.Operation | ir.OpView) -> MatmulOperands:
     return MatmulOperands(lhs, lhs_scale, rhs, rhs_scale, block_n)
 
 
-def host_operands(op: ir.Operation | ir.OpView) -> dict[str, ir.Value]:
-    """The operands by ABI name as host functions take them: 4-bit values as packed bytes.
-
-    Bitcasts are built at the insertion point.
-    """
-    operands = operands_of(op)
-    values = {
-        "lhs": operands.lhs,
-        "rhs": operands.rhs,
-        "lhs_scale": operands.lhs_scale,
-        "rhs_scale": operands.rhs_scale,
-    }
-    types = operand_types(problem_of(op))
-    return {name: bitcast(value, types[name]) for name, value in values.items()}
-
-
 def problem_of(op: ir.Operation | ir.OpView) -> ScaledMatmul:
     """What a canonical op computes."""
-    operands = operands_of(op)
+    result = ir.RankedTensorType(op.operation.results[0].type)
+    return _problem(operands_of(op), str(result.element_type))
+
+
+def _problem(operands: MatmulOperands, result: str) -> ScaledMatmul:
     lhs = ir.RankedTensorType(operands.lhs.type)
     rhs = ir.RankedTensorType(operands.rhs.type)
-    result = ir.RankedTensorType(op.operation.results[0].type)
     return ScaledMatmul(
         m=None if lhs.is_dynamic_dim(0) else lhs.shape[0],
         n=rhs.shape[0],
@@ -133,8 +183,23 @@ def problem_of(op: ir.Operation | ir.OpView) -> ScaledMatmul:
         lhs=str(lhs.element_type),
         rhs=str(rhs.element_type),
         rhs_block=(operands.rhs_block_n, BLOCK_K),
-        result=str(result.element_type),
+        result=result,
+        lhs_scaled=operands.lhs_scale is not None,
     )
+
+
+def _stored(problem: ScaledMatmul, operands: MatmulOperands) -> dict[str, ir.Value]:
+    """Operands by ABI name, 4-bit values bitcast to packed bytes at the insertion point."""
+    values = {
+        "lhs": operands.lhs,
+        "rhs": operands.rhs,
+        "lhs_scale": operands.lhs_scale,
+        "rhs_scale": operands.rhs_scale,
+    }
+    types = operand_types(problem)
+    return {
+        name: bitcast(value, types[name]) for name, value in values.items() if value is not None
+    }
 
 
 def is_zero_fill(value: ir.Value) -> bool:

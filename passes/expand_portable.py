@@ -24,7 +24,7 @@ After::
 
     ... = linalg.generic {indexing_maps = [#map1, #map2, #map3, #map4, #map5, #map5],
                           iterator_types = ["parallel", "parallel", "reduction", "reduction"]}
-        ins(%expanded, %2, %expanded_0, %5 : tensor<4x2x32xi8>, tensor<4x2xi8>,
+        ins(%expanded, %1, %expanded_0, %5 : tensor<4x2x32xi8>, tensor<4x2xi8>,
             tensor<32x2x32xi8>, tensor<32x2xi8>) outs(...) {
       ...
     } -> (tensor<4x32xf32>, tensor<4x32xf32>)
@@ -44,7 +44,6 @@ from block32.dialects.kernel import ATTRIBUTE, KernelConfig
 from block32.lowering.portable.expand import expand
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
-from block32.passes.walk import operations_named
 
 
 @dataclass
@@ -57,11 +56,11 @@ class ExpandPortablePass(Pass):
     def run(self, module: ir.Module, report: Report) -> None:
         """See the module's docstring."""
         del report
-        for op in operations_named(module, canonical.OP_NAME):
-            if canonical.is_canonical(op) and _is_portable(op):
+        for matmul in canonical.matmuls_of(module):
+            op = matmul.op
+            if _is_portable(op):
                 with ir.InsertionPoint(op), op.location:
-                    operands = canonical.host_operands(op)
-                    value = expand(canonical.problem_of(op), operands)
+                    value = expand(matmul.problem, matmul.host_operands())
                 op.results[0].replace_all_uses_with(value)
                 op.erase()
 

@@ -168,8 +168,11 @@ def _distinct(module: ir.Module, symbols: ir.SymbolTable, report: Report) -> lis
     groups: dict[Hashable, _Group] = {}
     for op in candidates(module):
         try:
-            if match(op, symbols) is None:
+            contraction = match(op, symbols)
+            if contraction is None:
                 continue
+            if contraction.from_producers:
+                raise NotServedError("a spec matches single ops, and not what dequantises for them")
         except NotServedError as reason:
             leave_alone(op, reason, report)
             continue

@@ -61,7 +61,6 @@ from block32.lowering.problem import ScaledMatmul
 from block32.lowering.targets import target_named
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
-from block32.passes.walk import operations_named
 
 FUNCTION_PREFIX = "block32_matmul"
 
@@ -77,16 +76,16 @@ class OutlinePass(Pass):
         """See the module's docstring."""
         del report
         functions: dict[tuple[ScaledMatmul, KernelConfig], str] = {}
-        for op in operations_named(module, canonical.OP_NAME):
-            if not canonical.is_canonical(op) or ATTRIBUTE not in op.attributes:
+        for matmul in canonical.matmuls_of(module):
+            if ATTRIBUTE not in matmul.op.attributes:
                 continue
-            config = KernelConfig.parse(op.attributes[ATTRIBUTE])
+            config = KernelConfig.parse(matmul.op.attributes[ATTRIBUTE])
             if all(tier.form == "portable" for tier in config.tiers):
                 continue
-            problem = canonical.problem_of(op)
+            problem = matmul.problem
             if (problem, config) not in functions:
                 functions[problem, config] = _outline(module, len(functions), problem, config)
-            _call(op, functions[problem, config], problem)
+            _call(matmul, functions[problem, config])
 
 
 def _outline(module: ir.Module, index: int, problem: ScaledMatmul, config: KernelConfig) -> str:
@@ -104,9 +103,10 @@ def _outline(module: ir.Module, index: int, problem: ScaledMatmul, config: Kerne
     return function_symbol
 
 
-def _call(op: ir.Operation, function: str, problem: ScaledMatmul) -> None:
+def _call(matmul: canonical.CanonicalMatmul, function: str) -> None:
+    op, problem = matmul.op, matmul.problem
     with ir.InsertionPoint(op), op.location:
-        operands = canonical.host_operands(op)
+        operands = matmul.host_operands()
         arguments = [operands[name] for name in problem.operand_names]
         y = build_call(function, arguments, result_type(problem))
     op.results[0].replace_all_uses_with(y)

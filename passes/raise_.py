@@ -42,10 +42,16 @@ from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.dialects.diagnostics import error_at
 from block32.dialects.kernel import ATTRIBUTE as KERNEL_ATTRIBUTE
-from block32.lowering.common.index import constant
+from block32.lowering.common.tensors import dynamic_sizes
+from block32.lowering.composites import Composites
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
-from block32.passes.raising import marked_matmul, scaled_contract, scaled_generic
+from block32.passes.raising import (
+    dequantized_matmul,
+    marked_matmul,
+    scaled_contract,
+    scaled_generic,
+)
 from block32.passes.raising.contraction import (
     NotServedError,
     ScaledContraction,
@@ -54,7 +60,11 @@ from block32.passes.raising.contraction import (
 )
 from block32.passes.walk import operations_where
 
-_CANDIDATES = (marked_matmul.OP_NAME, scaled_contract.OP_NAME, scaled_generic.OP_NAME)
+_CANDIDATES = (
+    *dequantized_matmul.OP_NAMES,
+    scaled_contract.OP_NAME,
+    scaled_generic.OP_NAME,
+)
 
 
 @dataclass
@@ -102,9 +112,9 @@ def raise_op(op: ir.Operation, symbols: ir.SymbolTable) -> bool:
     element = ir.RankedTensorType(op.results[0].type).element_type
     check_result_type(str(element))
     with ir.InsertionPoint(op), op.location:
-        operands = canonical_operands(contraction)
-        init = op.operands[len(op.operands) - 1]
-        value = _build_with_init(operands, init, op)
+        composites = Composites(symbols)
+        operands = canonical_operands(contraction, composites)
+        value = _build_with_init(operands, op, composites)
     op.results[0].replace_all_uses_with(value)
     op.erase()
     return True
@@ -132,43 +142,38 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
         contraction = scaled_contract.match(op)
     if contraction is None:
         contraction = scaled_generic.match(op)
+    if contraction is None:
+        contraction = dequantized_matmul.match(op)
     return contraction
 
 
 def _build_with_init(
-    operands: canonical.MatmulOperands, init: ir.Value, op: ir.Operation
+    operands: canonical.MatmulOperands, op: ir.Operation, composites: Composites
 ) -> ir.Value:
     """The canonical op; an init that is no zero is added to the f32 result before one rounding."""
-    result_type = ir.RankedTensorType(op.results[0].type)
-    element = result_type.element_type
-    if canonical.is_zero_fill(init):
-        value = canonical.build(operands, element)
-    else:
-        value = _add(canonical.build(operands, ir.F32Type.get()), init)
+    init = op.operands[len(op.operands) - 1]
+    is_zero = canonical.is_zero_fill(init)
+    element = ir.RankedTensorType(op.results[0].type).element_type
+    product = canonical.build(operands, element if is_zero else ir.F32Type.get(), composites)
     if KERNEL_ATTRIBUTE in op.attributes:
-        kernel = op.attributes[KERNEL_ATTRIBUTE]
-        _canonical_op(value).attributes[KERNEL_ATTRIBUTE] = kernel
-    return _restore_shape(value, result_type)
-
-
-def _canonical_op(value: ir.Value) -> ir.Operation:
-    """The canonical op that ``value`` is, or is the sum of."""
-    owner = value.owner.operation
-    return owner if owner.name == canonical.OP_NAME else owner.operands[0].owner.operation
+        product.owner.operation.attributes[KERNEL_ATTRIBUTE] = op.attributes[KERNEL_ATTRIBUTE]
+    product = _restore_shape(product, init)
+    return product if is_zero else _add(product, init)
 
 
 def _add(product: ir.Value, init: ir.Value) -> ir.Value:
     """``init + product`` in f32, rounded to init's type."""
     init_type = ir.RankedTensorType(init.type)
     element = init_type.element_type
-    identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(2))
+    rank = init_type.rank
+    identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(rank))
     parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
     op = linalg.GenericOp(
         [init_type],
         [product],
         [init],
         ir.ArrayAttr.get([identity] * 2),
-        ir.ArrayAttr.get([parallel] * 2),
+        ir.ArrayAttr.get([parallel] * rank),
     )
     f32 = ir.F32Type.get()
     block = op.regions[0].blocks.append(f32, element, arg_locs=[ir.Location.unknown()] * 2)
@@ -181,16 +186,19 @@ def _add(product: ir.Value, init: ir.Value) -> ir.Value:
     return op.results[0]
 
 
-def _restore_shape(value: ir.Value, wanted: ir.RankedTensorType) -> ir.Value:
-    """Undo the collapse of a split N: ``[M, N]`` back to ``[M, N/32, 32]``."""
-    have = ir.RankedTensorType(value.type)
+def _restore_shape(value: ir.Value, init: ir.Value) -> ir.Value:
+    """Undo the collapse of batches or of a split N: ``[M, N]`` in the shape of the init."""
+    have, wanted = ir.RankedTensorType(value.type), ir.RankedTensorType(init.type)
     if have.rank == wanted.rank:
         return value
-    sizes: list[int | ir.Value] = list(wanted.shape)
-    if wanted.is_dynamic_dim(0):
-        sizes[0] = tensor.dim(value, constant(0))
-    dynamic = [size for size in sizes if isinstance(size, ir.Value)]
-    static = [
-        ir.ShapedType.get_dynamic_size() if isinstance(size, ir.Value) else size for size in sizes
-    ]
-    return tensor.expand_shape(wanted, value, [[0], [1, 2]], dynamic, static)
+    wanted = ir.RankedTensorType.get(wanted.shape, have.element_type)
+    n_rank = _rank_of_columns(wanted, have.shape[1])
+    m_rank = wanted.rank - n_rank
+    groups = [list(range(m_rank)), list(range(m_rank, wanted.rank))]
+    return tensor.expand_shape(wanted, value, groups, dynamic_sizes(init), list(wanted.shape))
+
+
+def _rank_of_columns(wanted: ir.RankedTensorType, n: int) -> int:
+    """How many of the last dimensions make up N: two where it is split in blocks of 32."""
+    is_whole = not wanted.is_dynamic_dim(wanted.rank - 1) and wanted.shape[-1] == n
+    return 1 if is_whole else 2

@@ -43,7 +43,6 @@ from block32.lowering.target import DeviceFacts, Selection, Target
 from block32.lowering.targets import target_named
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
-from block32.passes.walk import operations_named
 
 #: The configuration of a matmul that the target has no kernel for.
 PORTABLE = KernelConfig("portable", (KernelTier("portable"),))
@@ -76,12 +75,17 @@ class SelectKernelPass(Pass):
         """
         target = target_named(self.target)
         facts = DeviceFacts(enabled_features(self.cpu_features), self.architecture)
-        for op in operations_named(module, canonical.OP_NAME):
-            if canonical.is_canonical(op):
-                self._select(op, target, facts, report)
+        for matmul in canonical.matmuls_of(module):
+            self._select(matmul, target, facts, report)
 
-    def _select(self, op: ir.Operation, target: Target, facts: DeviceFacts, report: Report) -> None:
-        problem = canonical.problem_of(op)
+    def _select(
+        self,
+        matmul: canonical.CanonicalMatmul,
+        target: Target,
+        facts: DeviceFacts,
+        report: Report,
+    ) -> None:
+        op, problem = matmul.op, matmul.problem
         if ATTRIBUTE in op.attributes:
             forced = _parse(op)
             if forced.target == target.name:
@@ -90,11 +94,17 @@ class SelectKernelPass(Pass):
                 return
             report.remark(op, f"block32.kernel for {forced.target} ignored on {target.name}")
         if problem not in self._chosen:
-            self._chosen[problem] = target.select(problem, facts)
+            self._chosen[problem] = _choose(problem, target, facts)
         selection = self._chosen[problem]
         config = selection.config or PORTABLE
         op.attributes[ATTRIBUTE] = config.build()
         report.remark(op, _remark(problem, config, selection.reason))
+
+
+def _choose(problem: ScaledMatmul, target: Target, facts: DeviceFacts) -> Selection:
+    if not problem.lhs_scaled and not target.takes_plain_activations:
+        return Selection(None, f"{target.name} has no kernel for an activation without scales")
+    return target.select(problem, facts)
 
 
 def enabled_features(cpu_features: str) -> frozenset[str]:

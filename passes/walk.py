@@ -9,6 +9,8 @@ from typing import Final
 
 from iree.compiler import ir
 
+from block32.dialects.composite import is_composite
+
 #: What holds kernels, or the matchers of a transform spec: their ops are not the program's.
 _NOT_THE_PROGRAM: Final = ("hal.executable.source", "hal.executable", "transform.named_sequence")
 
@@ -16,7 +18,10 @@ _NOT_THE_PROGRAM: Final = ("hal.executable.source", "hal.executable", "transform
 def operations_where(
     module: ir.Module, wanted: Callable[[ir.Operation], bool]
 ) -> list[ir.Operation]:
-    """All ops of the program that are ``wanted``, in program order."""
+    """All ops of the program that are ``wanted``, in program order.
+
+    What is inside a composite is its meaning, and no part of the program.
+    """
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -24,7 +29,7 @@ def operations_where(
             return ir.WalkResult.SKIP
         if wanted(op):
             found.append(op)
-        return ir.WalkResult.ADVANCE
+        return ir.WalkResult.SKIP if is_composite(op) else ir.WalkResult.ADVANCE
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found

@@ -11,10 +11,12 @@ normal number; blocks with a very small scale are summed apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
+from block32.lowering.common.epilogue import apply_epilogue
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import bitcast, blocked, generic, loop_index
 from block32.lowering.problem import ScaledMatmul
@@ -69,12 +71,14 @@ def expand(problem: ScaledMatmul, operands: dict[str, ir.Value]) -> ir.Value:
     Returns:
         y, ``[M, N]`` of the result type.
     """
-    lhs = blocked(_codes(operands["lhs"], problem.lhs, problem.k))
-    rhs = blocked(_codes(operands["rhs"], problem.rhs, problem.k))
-    lhs_scale = _as_bytes(operands["lhs_scale"])
-    rhs_scale = _row_scales(_as_bytes(operands["rhs_scale"]), problem)
-    ordinary, small = _contract(problem, lhs, lhs_scale, rhs, rhs_scale)
-    return _combine(ordinary, small, problem.result)
+    lhs = operands["lhs"]
+    inputs = {"lhs": blocked(_codes(lhs, problem.lhs, problem.k) if problem.lhs_scaled else lhs)}
+    if problem.lhs_scaled:
+        inputs["lhs_scale"] = _as_bytes(operands["lhs_scale"])
+    inputs["rhs"] = blocked(_codes(operands["rhs"], problem.rhs, problem.k))
+    inputs["rhs_scale"] = _row_scales(_as_bytes(operands["rhs_scale"]), problem)
+    ordinary, small = _contract(problem, inputs)
+    return _finish(problem, ordinary, small, operands)
 
 
 def _as_bytes(value: ir.Value) -> ir.Value:
@@ -119,13 +123,7 @@ def _row_scales(scale: ir.Value, problem: ScaledMatmul) -> ir.Value:
     return op.results[0]
 
 
-def _contract(
-    problem: ScaledMatmul,
-    lhs: ir.Value,
-    lhs_scale: ir.Value,
-    rhs: ir.Value,
-    rhs_scale: ir.Value,
-) -> tuple[ir.Value, ir.Value]:
+def _contract(problem: ScaledMatmul, inputs: dict[str, ir.Value]) -> tuple[ir.Value, ir.Value]:
     """The sums over (K block, element of the block) of ordinary and of small terms, as f32.
 
     The terms of a block whose scales multiply to less than ``2^_SMALL_EXPONENT`` are summed
@@ -133,25 +131,30 @@ def _contract(
     sum is not.
     """
     m, n, block, element = (ir.AffineExpr.get_dim(i) for i in range(4))
-    maps = [
-        ir.AffineMap.get(4, 0, results)
-        for results in (
-            *([m, block, element], [m, block], [n, block, element], [n, block]),
-            *([m, n], [m, n]),
-        )
-    ]
+    indices = {
+        "lhs": [m, block, element],
+        "lhs_scale": [m, block],
+        "rhs": [n, block, element],
+        "rhs_scale": [n, block],
+    }
+    maps = [ir.AffineMap.get(4, 0, indices[name]) for name in inputs]
+    maps += [ir.AffineMap.get(4, 0, [m, n])] * 2
     f32 = ir.F32Type.get()
+    lhs = inputs["lhs"]
     lhs_type = ir.RankedTensorType(lhs.type)
     rows = tensor.dim(lhs, constant(0)) if lhs_type.is_dynamic_dim(0) else lhs_type.shape[0]
     zero = arith.constant(f32, 0.0)
     zeros = [linalg.fill(zero, outs=[tensor.empty([rows, problem.n], f32)]) for _ in range(2)]
     iterators = ["parallel", "parallel", "reduction", "reduction"]
-    op = generic([lhs, lhs_scale, rhs, rhs_scale], zeros, maps, iterators)
+    op = generic(list(inputs.values()), zeros, maps, iterators)
     body = op.regions[0].blocks[0]
     with ir.InsertionPoint(body):
-        x, x_scale, w, w_scale, ordinary, small = body.arguments
-        product = arith.mulf(decode(x, problem.lhs), decode(w, problem.rhs))
-        term, is_small = _scaled_term(product, x_scale, w_scale)
+        *arguments, ordinary, small = body.arguments
+        values = dict(zip(inputs, arguments, strict=True))
+        x = decode(values["lhs"], problem.lhs) if problem.lhs_scaled else _as_f32(values["lhs"])
+        product = arith.mulf(x, decode(values["rhs"], problem.rhs))
+        scales = [values[name] for name in ("lhs_scale", "rhs_scale") if name in values]
+        term, is_small = _scaled_term(product, scales)
         linalg.yield_(
             [
                 arith.select(is_small, ordinary, arith.addf(ordinary, term)),
@@ -159,6 +162,11 @@ def _contract(
             ]
         )
     return op.results[0], op.results[1]
+
+
+def _as_f32(value: ir.Value) -> ir.Value:
+    f32 = ir.F32Type.get()
+    return value if value.type == f32 else arith.extf(f32, value)
 
 
 def decode(code: ir.Value, element: str) -> ir.Value:
@@ -184,23 +192,24 @@ def decode(code: ir.Value, element: str) -> ir.Value:
     return arith.select(is_negative, arith.negf(value), value)
 
 
-def _scaled_term(
-    product: ir.Value, x_scale: ir.Value, w_scale: ir.Value
-) -> tuple[ir.Value, ir.Value]:
-    """``product * 2^(x_scale + w_scale - 254)``, and whether it is small and so shifted.
+def _scaled_term(product: ir.Value, scales: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """``product`` times 2^(byte - 127) for each scale, and whether it is small and so shifted.
 
-    NaN where either byte is 255.
+    NaN where a byte is 255.
     """
     i32 = ir.IntegerType.get_signless(32)
-    x_byte, w_byte = arith.extui(i32, x_scale), arith.extui(i32, w_scale)
-    exponent = arith.subi(arith.addi(x_byte, w_byte), _i32(254))
+    bytes_ = [arith.extui(i32, scale) for scale in scales]
+    exponent, largest = bytes_[0], bytes_[0]
+    for byte in bytes_[1:]:
+        exponent, largest = arith.addi(exponent, byte), arith.maxui(largest, byte)
+    exponent = arith.subi(exponent, _i32(127 * len(scales)))
     is_small = _compare("slt", exponent, _SMALL_EXPONENT)
     shifted = arith.addi(exponent, _i32(_SMALL_SHIFT))
     exponent = arith.select(is_small, shifted, exponent)
     first = arith.shrsi(exponent, _i32(1))
     second = arith.subi(exponent, first)
     scaled = arith.mulf(arith.mulf(product, _power_of_two(first)), _power_of_two(second))
-    is_nan = _compare("eq", arith.maxui(x_byte, w_byte), _NAN_SCALE)
+    is_nan = _compare("eq", largest, _NAN_SCALE)
     return arith.select(is_nan, _f32_nan(), scaled), is_small
 
 
@@ -222,19 +231,35 @@ def _f32_nan() -> ir.Value:
     return arith.bitcast(ir.F32Type.get(), _i32(_F32_NAN_BITS))
 
 
-def _combine(ordinary: ir.Value, small: ir.Value, result: str) -> ir.Value:
-    """The two sums as one, rounded once to the result type."""
-    element = ir.Type.parse(result)
+def _finish(
+    problem: ScaledMatmul, ordinary: ir.Value, small: ir.Value, operands: dict[str, ir.Value]
+) -> ir.Value:
+    """The two sums as one, then the epilogue, rounded once to the result type."""
+    element = ir.Type.parse(problem.result)
     f32 = ir.F32Type.get()
     sum_type = ir.RankedTensorType(ordinary.type)
     is_dynamic = sum_type.is_dynamic_dim(0)
     rows = tensor.dim(ordinary, constant(0)) if is_dynamic else sum_type.shape[0]
     empty = tensor.empty([rows, sum_type.shape[1]], element)
-    maps = [ir.AffineMap.get_identity(2)] * 3
-    op = generic([ordinary, small], [empty], maps, ["parallel", "parallel"])
+    m, n = (ir.AffineExpr.get_dim(i) for i in range(2))
+    indices = {
+        "row_scale": [m],
+        "scale": [ir.AffineExpr.get_constant(0)],
+        "bias": [n],
+        "residual": [m, n],
+    }
+    names = problem.epilogue.operand_names()
+    identity = ir.AffineMap.get_identity(2)
+    maps = [identity, identity, *(ir.AffineMap.get(2, 0, indices[name]) for name in names)]
+    inputs = [ordinary, small, *(operands[name] for name in names)]
+    op = generic(inputs, [empty], [*maps, identity], ["parallel", "parallel"])
     block = op.regions[0].blocks[0]
     with ir.InsertionPoint(block):
-        unshifted = arith.mulf(block.arguments[1], arith.constant(f32, 2.0**-_SMALL_SHIFT))
-        total: ir.Value = arith.addf(block.arguments[0], unshifted)
-        linalg.yield_([total if result == "f32" else arith.truncf(element, total)])
+        ordinary_sum, small_sum, *extra, _ = block.arguments
+        unshifted = arith.mulf(small_sum, arith.constant(f32, 2.0**-_SMALL_SHIFT))
+        total: ir.Value = arith.addf(ordinary_sum, unshifted)
+        values = dict(zip(names, extra, strict=True))
+        accessors = {name: partial(_as_f32, value) for name, value in values.items()}
+        total = apply_epilogue(total, problem.epilogue, accessors)
+        linalg.yield_([total if problem.result == "f32" else arith.truncf(element, total)])
     return op.results[0]

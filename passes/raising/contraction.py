@@ -9,6 +9,7 @@ and which block its scales have.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from iree.compiler import ir
@@ -16,12 +17,15 @@ from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import loop_index
+from block32.lowering.composites import Composites
 from block32.lowering.problem import BLOCK_K, ceil_div
 from block32.passes.canonical import MatmulOperands
 
 VALUE_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 RESULT_TYPES = ("f32", "bf16", "f16")
 SCALE_TYPE = "f8E8M0FNU"
+#: What an activation without scales may be: quantised at run time, or taken as it is.
+ACTIVATION_TYPES = ("f32", "bf16", "f16")
 
 #: What people write when they mean a type that is served.
 TYPE_HINTS = {
@@ -52,66 +56,113 @@ class Operand:
 
 @dataclass(frozen=True)
 class ScaledContraction:
-    """``result += (lhs * lhs_scale) * (rhs * rhs_scale)`` over loops given by affine maps."""
+    """``result += (lhs * lhs_scale) * (rhs * rhs_scale)`` over loops given by affine maps.
+
+    Attributes:
+        lhs: The activation.
+        lhs_scale: Its scales; None for a bf16, f16 or f32 activation.
+        rhs: The weight.
+        rhs_scale: Its scales.
+        result: The map of the result.
+        rule: The rule by which an activation without scales is quantised at run time; None where
+            it is taken as it is.
+        from_producers: Operands stand for what the program multiplies before the matmul, so that
+            the matmul by itself does not say what is computed.
+    """
 
     lhs: Operand
-    lhs_scale: Operand
+    lhs_scale: Operand | None
     rhs: Operand
     rhs_scale: Operand
     result: ir.AffineMap
+    rule: str | None = None
+    from_producers: bool = False
 
     def ordered(self) -> ScaledContraction:
         """The same with the operand that has the result's first loop as the left one."""
         first = _dims(self.result)[0]
-        if first in _dims(self.lhs.map):
+        if first in _dims(self.lhs.map) or self.lhs_scale is None:
             return self
         return ScaledContraction(self.rhs, self.rhs_scale, self.lhs, self.lhs_scale, self.result)
 
 
 @dataclass(frozen=True)
 class _Loops:
-    """Loop numbers by role, outermost first: a split K is (block, element of the block)."""
+    """Loop numbers by role, outermost first.
+
+    A split K or N is (block, element of the block); several M are batches and rows.
+    """
 
     m: tuple[int, ...]
     n: tuple[int, ...]
     k: tuple[int, ...]
 
 
-def canonical_operands(contraction: ScaledContraction) -> MatmulOperands:
+def canonical_operands(contraction: ScaledContraction, composites: Composites) -> MatmulOperands:
     """Bring the operands into canonical layout, building reshapes and transposes where needed.
+
+    Args:
+        contraction: What to compute.
+        composites: Quantises the activation where the contraction says so.
 
     Raises:
         NotServedError: Another element type, loop structure or scale block than we serve.
     """
-    contraction = contraction.ordered()
-    check_value_type(contraction.lhs.element)
+    contraction = _drop_unit_batches(contraction.ordered())
     check_value_type(contraction.rhs.element)
-    check_scale_type(contraction.lhs_scale.element)
     check_scale_type(contraction.rhs_scale.element)
     loops = _classify(contraction)
     k = _extent(contraction.rhs, loops.k)
     n = _extent(contraction.rhs, loops.n)
-    lhs_block = _scale_block(contraction.lhs_scale, contraction.lhs, loops.m, loops.k)
-    rhs_block = _scale_block(contraction.rhs_scale, contraction.rhs, loops.n, loops.k)
-    if lhs_block != (1, BLOCK_K):
-        raise NotServedError(f"expected 1x32 scales on the left operand but got {_by(lhs_block)}")
+    _extent(contraction.lhs, loops.k)
+    rhs_block = _scale_block(contraction.rhs_scale, loops.n, loops.k)
     if rhs_block[0] not in (1, BLOCK_K) and rhs_block[0] % BLOCK_K:
         raise NotServedError(
             f"expected 1x32 or 32x32 scales (or multiples) on the right operand but got "
             f"{_by(rhs_block)}"
         )
-    lhs_scale = _scale_matrix(contraction.lhs_scale, loops.m, loops.k)
+    lhs, lhs_scale = _activation(contraction, loops, composites)
     rhs_scale = _scale_matrix(contraction.rhs_scale, loops.n, loops.k)
     rows_per_scale = 1 if rhs_block[0] == 1 else BLOCK_K
     wanted = (ceil_div(n, rows_per_scale), ceil_div(k, BLOCK_K))
     repeats = (rhs_block[0] // rows_per_scale, rhs_block[1] // BLOCK_K)
     return MatmulOperands(
-        lhs=_matrix(contraction.lhs.value, _dims(contraction.lhs.map), loops.m, loops.k),
+        lhs=lhs,
         lhs_scale=lhs_scale,
         rhs=_matrix(contraction.rhs.value, _dims(contraction.rhs.map), loops.n, loops.k),
         rhs_scale=expand_scales(rhs_scale, wanted, repeats),
         rhs_block_n=rows_per_scale,
     )
+
+
+def _activation(
+    contraction: ScaledContraction, loops: _Loops, composites: Composites
+) -> tuple[ir.Value, ir.Value | None]:
+    """The activation ``[M, K]`` and its scales, which it has, gets at run time, or goes without."""
+    lhs, scale = contraction.lhs, contraction.lhs_scale
+    if scale is None:
+        check_activation_type(lhs.element)
+        x = _matrix(lhs.value, _dims(lhs.map), loops.m, loops.k)
+        return composites.quantize(x, contraction.rule) if contraction.rule else (x, None)
+    check_value_type(lhs.element)
+    check_scale_type(scale.element)
+    block = _scale_block(scale, loops.m, loops.k, is_split=False)
+    if block != (1, BLOCK_K):
+        raise NotServedError(f"expected 1x32 scales on the left operand but got {_by(block)}")
+    x = _matrix(lhs.value, _dims(lhs.map), loops.m, loops.k)
+    return x, _scale_matrix(scale, loops.m, loops.k)
+
+
+def check_activation_type(element: str) -> None:
+    """Refuse an activation without scales that no kernel reads.
+
+    Raises:
+        NotServedError: The type is not one of ``ACTIVATION_TYPES``.
+    """
+    if element not in ACTIVATION_TYPES:
+        raise NotServedError(
+            f"expected an activation of {', '.join(ACTIVATION_TYPES)} but got {element}"
+        )
 
 
 def check_value_type(element: str) -> None:
@@ -169,9 +220,10 @@ def _classify(contraction: ScaledContraction) -> _Loops:
     k = tuple(d for d in rhs if d in lhs and d not in result)
     if set(lhs) & set(rhs) & set(result):
         raise NotServedError("batched block-scaled matmuls are not served")
-    if len(m) != 1 or len(n) not in (1, 2) or len(k) not in (1, 2) or [*m, *n] != result:
+    if not m or len(n) not in (1, 2) or len(k) not in (1, 2) or [*m, *n] != result:
         raise NotServedError(
-            "expected loops (m, n, k), with n and k whole or split into blocks of 32"
+            "expected loops (m, n, k), with n and k whole or split into blocks of 32, "
+            "and batches of the left operand before m"
         )
     for name, group, operand in (("k", k, contraction.rhs), ("n", n, contraction.rhs)):
         if len(group) == 2 and _loop_size(operand, group[1]) != BLOCK_K:
@@ -198,9 +250,16 @@ def _extent(operand: Operand, loops: tuple[int, ...]) -> int:
 
 
 def _scale_block(
-    scale: Operand, operand: Operand, rows: tuple[int, ...], k: tuple[int, ...]
+    scale: Operand, rows: tuple[int, ...], k: tuple[int, ...], is_split: bool = True
 ) -> tuple[int, int]:
-    """Rows and K elements of the operand that share a scale, from the scale's map."""
+    """Rows and K elements of the operand that share a scale, from the scale's map.
+
+    Args:
+        scale: The scales and their map.
+        rows: The loops over the operand's rows.
+        k: The loops over K.
+        is_split: Two loops over rows are (block of 32, element), and not (batch, row).
+    """
     row_block, k_block = 0, 0
     seen: set[int] = set()
     for expr in scale.map.results:
@@ -209,13 +268,13 @@ def _scale_block(
         loop, divisor = _loop_and_divisor(expr)
         seen.add(loop)
         inner = 1
-        if loop in (rows[0], k[0]) and len(rows if loop == rows[0] else k) == 2:
+        if (loop == k[0] and len(k) == 2) or (loop == rows[0] and len(rows) == 2 and is_split):
             inner = BLOCK_K
         if loop == k[0]:
             k_block = divisor * inner
         elif loop == rows[0]:
             row_block = divisor * inner
-        elif len(rows) == 2 and loop == rows[1] and rows[0] in seen and divisor == 1:
+        elif loop in rows[1:] and rows[0] in seen and divisor == 1:
             row_block = 1
         else:
             raise NotServedError(f"unsupported scale map {scale.map}")
@@ -248,8 +307,8 @@ def _matrix(
 
 
 def _scale_matrix(scale: Operand, rows: tuple[int, ...], k: tuple[int, ...]) -> ir.Value:
-    """The scales as [row blocks, K blocks], without trailing ones."""
-    value = drop_trailing_ones(scale.value, kept=_kept_dims(scale))
+    """The scales as [row blocks, K blocks]."""
+    value = _without_ones(scale)
     loops = [
         _loop_and_divisor(expr)[0]
         for expr in scale.map.results
@@ -259,26 +318,60 @@ def _scale_matrix(scale: Operand, rows: tuple[int, ...], k: tuple[int, ...]) -> 
     return _matrix(value, loops, present_rows, k[:1])
 
 
-def _kept_dims(scale: Operand) -> int:
-    constants = [isinstance(e, ir.AffineConstantExpr) for e in scale.map.results]
-    kept = constants.index(True) if True in constants else len(constants)
-    if not all(constants[kept:]):
+def _without_ones(scale: Operand) -> ir.Value:
+    """The scales without the dimensions of size 1 that are always read at 0."""
+    exprs = list(scale.map.results)
+    ones = [i for i, e in enumerate(exprs) if isinstance(e, ir.AffineConstantExpr)]
+    shape = ir.RankedTensorType(scale.value.type).shape
+    if any(shape[axis] != 1 for axis in ones):
         raise NotServedError(f"unsupported scale map {scale.map}")
-    return kept
+    if not ones:
+        return scale.value
+    groups: list[list[int]] = []
+    leading: list[int] = []
+    for axis in range(len(exprs)):
+        if axis not in ones:
+            groups.append([*leading, axis])
+            leading = []
+        elif groups:
+            groups[-1].append(axis)
+        else:
+            leading.append(axis)
+    return _collapse_groups(scale.value, groups)
 
 
-def drop_trailing_ones(value: ir.Value, kept: int) -> ir.Value:
-    """Collapse the dimensions of size 1 after the first ``kept``."""
-    tensor_type = ir.RankedTensorType(value.type)
-    if tensor_type.rank == kept:
-        return value
-    if any(tensor_type.shape[i] != 1 for i in range(kept, tensor_type.rank)):
-        raise NotServedError(f"expected {kept} scale dimensions but got {tensor_type}")
-    groups = [[i] for i in range(kept - 1)] + [list(range(kept - 1, tensor_type.rank))]
-    return _collapse_groups(value, groups)
+def _drop_unit_batches(contraction: ScaledContraction) -> ScaledContraction:
+    """Take batch loops of one iteration away from the weight: they are loops of M then."""
+    rhs, rhs_scale = contraction.rhs, contraction.rhs_scale
+    for loop in set(_plain_dims(contraction.result)) & set(_plain_dims(contraction.lhs.map)):
+        rhs, rhs_scale = _without_unit_loop(rhs, loop), _without_unit_loop(rhs_scale, loop)
+    return dataclasses.replace(contraction, rhs=rhs, rhs_scale=rhs_scale)
+
+
+def _plain_dims(affine_map: ir.AffineMap) -> list[int]:
+    return [e.position for e in affine_map.results if isinstance(e, ir.AffineDimExpr)]
+
+
+def _without_unit_loop(operand: Operand, loop: int) -> Operand:
+    """The operand without its dimension of size 1 that ``loop`` indexes, if it has one."""
+    exprs = list(operand.map.results)
+    axes = [
+        i for i, e in enumerate(exprs) if isinstance(e, ir.AffineDimExpr) and e.position == loop
+    ]
+    shape = ir.RankedTensorType(operand.value.type).shape
+    if len(axes) != 1 or shape[axes[0]] != 1 or len(exprs) < 2:
+        return operand
+    (axis,) = axes
+    kept = exprs[:axis] + exprs[axis + 1 :]
+    first = min(axis, len(exprs) - 2)
+    groups = [[i] for i in range(first)] + [[first, first + 1]]
+    groups += [[i] for i in range(first + 2, len(exprs))]
+    value = _collapse_groups(operand.value, groups)
+    return Operand(value, ir.AffineMap.get(operand.map.n_dims, 0, kept))
 
 
 def _collapse(value: ir.Value, first: int, second: int) -> ir.Value:
+    """The first so many dimensions as one, and the others as one."""
     if first == second == 1:
         return value
     groups = [list(range(first)), list(range(first, first + second))]
@@ -291,8 +384,6 @@ def _collapse_groups(value: ir.Value, groups: list[list[int]]) -> ir.Value:
     for group in groups:
         sizes = [source.shape[i] for i in group]
         if any(source.is_dynamic_dim(i) for i in group):
-            if len(group) > 1 and any(size != 1 for size in sizes[1:]):
-                raise NotServedError("expected only M to be dynamic")
             shape.append(ir.ShapedType.get_dynamic_size())
             continue
         product = 1

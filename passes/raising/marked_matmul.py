@@ -1,8 +1,16 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``linalg.matmul`` with ``block32.lhs`` and ``block32.rhs``: raw fp8 operands, scales by name."""
+"""A matmul with ``block32.lhs`` and ``block32.rhs``.
+
+A raw fp8 operand has its scales named by the attribute. An operand of a wider type is one that
+the program dequantises (the attribute has no scale), or an activation that is quantised at run
+time (``scale = "dynamic"``) or, without the attribute, taken as it is.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
@@ -11,7 +19,9 @@ from block32.dialects.block_scale import LHS_ATTRIBUTE, RHS_ATTRIBUTE, BlockScal
 from block32.dialects.diagnostics import BadAttributeError
 from block32.lowering.common.tensors import bitcast
 from block32.lowering.problem import BLOCK_K, ceil_div
+from block32.passes.raising import dequantized, dequantized_matmul
 from block32.passes.raising.contraction import (
+    ACTIVATION_TYPES,
     SCALE_TYPE,
     NotServedError,
     Operand,
@@ -19,7 +29,7 @@ from block32.passes.raising.contraction import (
     check_value_type,
 )
 
-OP_NAME = "linalg.matmul"
+OP_NAMES = dequantized_matmul.OP_NAMES
 
 
 def is_marked(op: ir.Operation) -> bool:
@@ -31,35 +41,86 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
     """Read a marked matmul, building the loads of its scales before it.
 
     Args:
-        op: Any op; None is returned unless it is a marked ``linalg.matmul``.
+        op: Any op; None is returned unless it is a marked matmul, batched or not.
         symbols: The module's symbols, where the scales' globals are.
 
     Raises:
-        NotServedError: A malformed attribute, or scales whose type or shape does not fit.
+        NotServedError: A malformed attribute, scales whose type or shape does not fit, or an
+            operand that is not dequantised as the attribute says.
     """
     if not is_marked(op):
         return None
-    if op.name != OP_NAME:
-        raise NotServedError(f"expected block32.lhs and block32.rhs on {OP_NAME} only")
-    maps = [ir.AffineMapAttr(m).value for m in ir.ArrayAttr(op.attributes["indexing_maps"])]
-    lhs, rhs = (Operand(op.operands[position], maps[position]) for position in (0, 1))
-    lhs_scale = _scales_of(op, lhs, maps[2], LHS_ATTRIBUTE, symbols)
-    rhs_scale = _scales_of(op, rhs, maps[2], RHS_ATTRIBUTE, symbols)
-    return ScaledContraction(lhs, lhs_scale, rhs, rhs_scale, maps[2])
+    if op.name not in OP_NAMES:
+        expected = " or ".join(OP_NAMES)
+        raise NotServedError(f"expected block32.lhs and block32.rhs on {expected} only")
+    lhs, rhs, result = dequantized_matmul.operands_of(op)
+    if lhs.element in ACTIVATION_TYPES:
+        weight = _Marked(op, rhs, RHS_ATTRIBUTE, result, symbols).read()
+        contraction = _with_activation(op, lhs, weight, result)
+    else:
+        activation = _Marked(op, lhs, LHS_ATTRIBUTE, result, symbols).read()
+        weight = _Marked(op, rhs, RHS_ATTRIBUTE, result, symbols).read()
+        contraction = ScaledContraction(*activation, *weight, result)
+    is_dequantized = weight[0].element != rhs.element
+    return dataclasses.replace(
+        contraction, from_producers=contraction.from_producers or is_dequantized
+    )
 
 
-def _scales_of(
-    op: ir.Operation,
-    operand: Operand,
-    result_map: ir.AffineMap,
-    attribute_name: str,
-    symbols: ir.SymbolTable,
-) -> Operand:
-    """The scales that an attribute names, after checking that the operand can have any."""
-    check_value_type(operand.element)
-    scale = _parse(op, attribute_name)
-    row_loop = _row_loop(operand.map, result_map)
-    return _scale_operand(op, operand, row_loop, attribute_name, scale, symbols)
+def _with_activation(
+    op: ir.Operation, lhs: Operand, weight: tuple[Operand, Operand], result: ir.AffineMap
+) -> ScaledContraction:
+    """A bf16, f16 or f32 activation: dequantised by the program, to be quantised, or as it is."""
+    attribute = _parse(op, LHS_ATTRIBUTE) if LHS_ATTRIBUTE in op.attributes else None
+    if attribute is not None and attribute.block != (1, BLOCK_K):
+        raise NotServedError("expected 1x32 scales on the left operand but got 32x32")
+    if attribute is not None and attribute.scale == "dynamic":
+        return ScaledContraction(lhs, None, *weight, result, rule=attribute.rule)
+    if attribute is not None and attribute.scale is not None:
+        raise NotServedError(
+            f"'{LHS_ATTRIBUTE}' names scales of an {lhs.element} operand; expected "
+            'scale = "dynamic" to quantise it, or raw fp8 values'
+        )
+    is_dequantized = attribute is not None
+    activation = dequantized.read(lhs) if is_dequantized else None
+    if activation is None:
+        return ScaledContraction(lhs, None, *weight, result)
+    return ScaledContraction(*activation, *weight, result, from_producers=True)
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """An operand of a marked matmul and the attribute that speaks of it."""
+
+    op: ir.Operation
+    operand: Operand
+    name: str
+    result: ir.AffineMap
+    symbols: ir.SymbolTable
+
+    def read(self) -> tuple[Operand, Operand]:
+        """The operand's codes and scales."""
+        scale = _parse(self.op, self.name)
+        if self.operand.element in ACTIVATION_TYPES:
+            return self._dequantized(scale)
+        check_value_type(self.operand.element)
+        operand = dequantized.through_views(self.operand)
+        return operand, _scale_operand(self, operand, scale)
+
+    def _dequantized(self, scale: BlockScale) -> tuple[Operand, Operand]:
+        """Check the claim of an attribute without scale against the operand's producers."""
+        if scale.scale is not None:
+            raise NotServedError(
+                f"'{self.name}' names scales of an {self.operand.element} operand; expected raw "
+                "fp8 values, or no scale for values that the program dequantises"
+            )
+        found = dequantized.read(self.operand)
+        if found is None:
+            raise NotServedError(
+                f"'{self.name}' has no scale, and its operand is no product of fp8 values and "
+                f"{SCALE_TYPE} scales; expected one, or raw fp8 values with a scale"
+            )
+        return found
 
 
 def _parse(op: ir.Operation, name: str) -> BlockScale:
@@ -71,48 +132,38 @@ def _parse(op: ir.Operation, name: str) -> BlockScale:
         raise NotServedError(f"malformed '{name}': {error}") from error
 
 
-def _row_loop(operand_map: ir.AffineMap, result_map: ir.AffineMap) -> int:
-    """The loop of the operand that the result has too."""
-    result = {str(expr) for expr in result_map.results}
-    rows = [expr for expr in operand_map.results if str(expr) in result]
-    if len(rows) != 1 or len(operand_map.results) != 2:
-        raise NotServedError(f"expected a matmul operand of two dimensions but got {operand_map}")
-    return ir.AffineDimExpr(rows[0]).position
-
-
-def _scale_operand(
-    op: ir.Operation,
-    operand: Operand,
-    row_loop: int,
-    name: str,
-    scale: BlockScale,
-    symbols: ir.SymbolTable,
-) -> Operand:
+def _scale_operand(marked: _Marked, operand: Operand, scale: BlockScale) -> Operand:
     """The scales as a value, with the map that their block implies."""
-    n_dims = operand.map.n_dims
+    in_result = {str(expr) for expr in marked.result.results}
     loops = [ir.AffineDimExpr(e).position for e in operand.map.results]
-    k_loop = next(loop for loop in loops if loop != row_loop)
+    rows = [loop for loop in loops if str(ir.AffineExpr.get_dim(loop)) in in_result]
+    columns = [loop for loop in loops if loop not in rows]
+    if len(columns) != 1 or not rows:
+        raise NotServedError(f"expected a matmul operand of rows and K but got {operand.map}")
     sizes = dict(zip(loops, ir.RankedTensorType(operand.value.type).shape, strict=True))
-    value = _scale_value(op, name, scale, symbols)
+    value = _scale_value(marked.op, marked.name, scale, marked.symbols)
     value_type = ir.RankedTensorType(value.type)
     dynamic = ir.ShapedType.get_dynamic_size()
-    rows = sizes[row_loop]
-    wanted = [
-        rows if rows == dynamic else ceil_div(rows, scale.block[0]),
-        ceil_div(sizes[k_loop], scale.block[1]),
-    ]
-    if value_type.shape not in (wanted, [*wanted, 1]):
+    *batches, row = rows
+    wanted = [sizes[loop] for loop in batches]
+    wanted.append(sizes[row] if sizes[row] == dynamic else ceil_div(sizes[row], scale.block[0]))
+    wanted.append(ceil_div(sizes[columns[0]], scale.block[1]))
+    unbatched = wanted[len(batches) :] if all(size == 1 for size in wanted[:-2]) else wanted
+    if value_type.shape in (unbatched, [*unbatched, 1]):
+        batches = batches if unbatched == wanted else []
+    elif value_type.shape not in (wanted, [*wanted, 1]):
         raise NotServedError(
-            f"expected '{name}' scales of shape {_by(wanted)} for a "
+            f"expected '{marked.name}' scales of shape {_by(unbatched)} for a "
             f"{_by(ir.RankedTensorType(operand.value.type).shape)} operand but got "
             f"{_by(value_type.shape)}"
         )
-    row = ir.AffineExpr.get_dim(row_loop)
+    exprs = [ir.AffineExpr.get_dim(loop) for loop in (*batches, row)]
     if scale.block[0] > 1:
-        row = ir.AffineExpr.get_floor_div(row, scale.block[0])
-    column = ir.AffineExpr.get_floor_div(ir.AffineExpr.get_dim(k_loop), BLOCK_K)
-    trailing = [ir.AffineExpr.get_constant(0)] if value_type.rank == 3 else []
-    return Operand(value, ir.AffineMap.get(n_dims, 0, [row, column, *trailing]))
+        exprs[-1] = ir.AffineExpr.get_floor_div(exprs[-1], scale.block[0])
+    exprs.append(ir.AffineExpr.get_floor_div(ir.AffineExpr.get_dim(columns[0]), BLOCK_K))
+    if value_type.rank > len(exprs):
+        exprs.append(ir.AffineExpr.get_constant(0))
+    return Operand(value, ir.AffineMap.get(operand.map.n_dims, 0, exprs))
 
 
 def _by(shape: list[int]) -> str:

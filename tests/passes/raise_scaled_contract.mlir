@@ -25,10 +25,10 @@
 
 // CHECK-LABEL: func.func @both_transposed
 // CHECK-SAME: %[[A:.+]]: tensor<72x4xf8E4M3FN>, %[[AS:.+]]: tensor<3x4xf8E8M0FNU>, %[[B:.+]]: tensor<72x40xf8E4M3FN>, %[[BS:.+]]: tensor<3x2xf8E8M0FNU>
-// CHECK: %[[AST:.+]] = linalg.transpose ins(%[[AS]] : tensor<3x4xf8E8M0FNU>)
-// CHECK: %[[BST:.+]] = linalg.transpose ins(%[[BS]] : tensor<3x2xf8E8M0FNU>)
-// CHECK: %[[AT:.+]] = linalg.transpose ins(%[[A]] : tensor<72x4xf8E4M3FN>)
-// CHECK: %[[BT:.+]] = linalg.transpose ins(%[[B]] : tensor<72x40xf8E4M3FN>)
+// CHECK-DAG: %[[AST:.+]] = linalg.transpose ins(%[[AS]] : tensor<3x4xf8E8M0FNU>)
+// CHECK-DAG: %[[BST:.+]] = linalg.transpose ins(%[[BS]] : tensor<3x2xf8E8M0FNU>)
+// CHECK-DAG: %[[AT:.+]] = linalg.transpose ins(%[[A]] : tensor<72x4xf8E4M3FN>)
+// CHECK-DAG: %[[BT:.+]] = linalg.transpose ins(%[[B]] : tensor<72x40xf8E4M3FN>)
 // CHECK: linalg.scaled_contract indexing_maps = [#[[X]], #[[XS]], #[[W]], #[[WS32]], #[[Y]]]
 // CHECK-SAME: ins(%[[AT]], %[[AST]], %[[BT]], %[[BST]] : tensor<4x72xf8E4M3FN>, tensor<4x3xf8E8M0FNU>, tensor<40x72xf8E4M3FN>, tensor<2x3xf8E8M0FNU>)
 func.func @both_transposed(%x: tensor<72x4xf8E4M3FN>, %xs: tensor<3x4xf8E8M0FNU>,

@@ -122,6 +122,26 @@ CASES = {
         program(f"{LHS}, block32.rhs = 32"),
         "malformed 'block32.rhs': expected a dictionary but got 32",
     ),
+    "scales of a wider activation": (
+        program(lhs="f32"),
+        "'block32.lhs' names scales of an f32 operand; expected scale = \"dynamic\" to quantise it",
+    ),
+    "32x32 blocks of a dynamic activation": (
+        program(f'block32.lhs = {{block = [32, 32], scale = "dynamic"}}, {RHS}', lhs="bf16"),
+        "expected 1x32 scales on the left operand but got 32x32",
+    ),
+    "scales of a wider weight": (
+        program(RHS, lhs="f32", rhs="bf16"),
+        "'block32.rhs' names scales of an bf16 operand; expected raw fp8 values",
+    ),
+    "a claim that is not true": (
+        program("block32.rhs = {block = [32, 32]}", lhs="f32", rhs="f32"),
+        "its operand is no product of fp8 values and f8E8M0FNU scales",
+    ),
+    "an f64 activation": (
+        program(RHS, lhs="f64"),
+        "missing 'block32.lhs'; expected {block = [1, 32], scale = ...}",
+    ),
     "an f64 result": (
         program(result="f64"),
         "expected a result of f32, bf16, f16 but got f64",
@@ -144,4 +164,7 @@ func.func @f(%x: tensor<4x64xf32>) -> tensor<4x64xf32> {
   return %y : tensor<4x64xf32>
 }
 """
-    assert "expected block32.lhs and block32.rhs on linalg.matmul only" in error_of(text)
+    assert (
+        "expected block32.lhs and block32.rhs on linalg.matmul or linalg.batch_matmul only"
+        in error_of(text)
+    )

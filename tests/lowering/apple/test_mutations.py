@@ -44,10 +44,9 @@ def _is_caught(case: Case, kernel: Kernel | None = None) -> bool:
 def _with_text(case: Case, change: Callable[[str], str]) -> Kernel:
     """The kernel of a case from text that was changed on the way to LLVM."""
     signature, module = dense.build(case.matmul, "kernel")
-    with module.context:
-        with ir.Location.unknown():
-            expand_math(module)
-            declare_callees(module)
+    with module.context, ir.Location.unknown():
+        expand_math(module)
+        declare_callees(module)
     text = print_air(module, signature)
     changed = change(text)
     assert changed != text
