@@ -117,6 +117,16 @@ def _check_flags(flags: tuple[str, ...]) -> None:
             raise DiagnosticError("block32 spec", f"expected no {name}: {_REFUSED_FLAGS[name]}")
 
 
+def _check_target(target: str) -> None:
+    """A spec holds what IREE compiles, and no binaries that take the place of IREE's own."""
+    if target_named(target).finishes_binaries:
+        raise DiagnosticError(
+            "block32 spec",
+            f"expected a target whose kernels IREE compiles but got {target}",
+            ("block32 compile puts this target's binaries into the vmfb",),
+        )
+
+
 def _needed_flags(options: CompileOptions) -> tuple[str, ...]:
     """The flags that say which CPU the kernels are for."""
     if options.cpu == _BASELINE_CPU:

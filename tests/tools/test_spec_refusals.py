@@ -81,6 +81,12 @@ def test_an_unknown_target(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "error: unknown target 'tpu'; expected one of " in error
 
 
+def test_a_target_whose_binaries_are_ours(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An iree-compile without block32 would put its own kernels there, which compute nothing."""
+    error = refuse(capsys, model, target="apple-m5")
+    assert "expected a target whose kernels IREE compiles but got apple-m5" in error
+
+
 def test_a_cpu_that_llvm_does_not_know(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = refuse(capsys, model, "--cpu=z80", target="cpu")
     assert len([line for line in error.splitlines() if "error: " in line]) == 1
