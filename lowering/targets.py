@@ -13,9 +13,9 @@ from block32.lowering.target import Target
 #: Where each target's class, or a function that creates it, is. One line a target: this is all
 #: that the rest knows of them.
 TARGETS: Final[dict[str, tuple[str, str]]] = {
-    "apple-m5": ("block32.lowering.apple.target", "AppleM5Target"),
     "cpu": ("block32.lowering.cpu.target", "CpuTarget"),
     "gfx950": ("block32.lowering.gfx950.target", "Gfx950Target"),
+    "apple-m5": ("block32.lowering.apple.target", "AppleM5Target"),
     "sm_89": ("block32.lowering.nvidia.target", "sm_89"),
     "sm_90a": ("block32.lowering.nvidia.target", "sm_90a"),
     "sm_90a-f32": ("block32.lowering.nvidia.target", "sm_90a_f32"),
