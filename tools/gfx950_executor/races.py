@@ -94,6 +94,7 @@ class GlobalOrder:
         self.released: dict[int, Known] = {}
         self.stored_pcs: dict[int, str] = {}
         self.group_epochs: dict[tuple[int, int], int] = {}
+        self._of_group: dict[int, list[Epoch]] = {}
 
     # ---- stamps
 
@@ -103,9 +104,9 @@ class GlobalOrder:
         index = order.epochs.get(key)
         if index is None:
             index = len(self.epochs)
-            self.epochs.append(
-                Epoch(order.group.number, order.wave, order.group.time, atomic, through)
-            )
+            made = Epoch(order.group.number, order.wave, order.group.time, atomic, through)
+            self.epochs.append(made)
+            self._of_group.setdefault(made.workgroup, []).append(made)
             order.epochs[key] = index
             self.stored_pcs[index] = text
         return index
@@ -261,9 +262,8 @@ class GlobalOrder:
 
     def write_back(self, order: WaveOrder) -> None:
         """buffer_wbl2 sc1: all that the wave comes after in its workgroup leaves the L2."""
-        for epoch in self.epochs:
-            if epoch is not None and epoch.workgroup == order.group.number:
-                epoch.written_through |= self.ordered(order, epoch)
+        for epoch in self._of_group.get(order.group.number, []):
+            epoch.written_through |= self.ordered(order, epoch)
 
     def invalidate(self, order: WaveOrder) -> None:
         """buffer_inv sc1: later plain loads see all that the wave comes after."""

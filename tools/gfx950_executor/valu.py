@@ -22,7 +22,7 @@ Array = Any
 Step = Callable[[Wave], None]
 Limits = tuple[int, int]
 
-_DTYPES: dict[str, Any] = {
+DTYPES: dict[str, Any] = {
     "f32": np.float32,
     "f16": np.float16,
     "f64": np.float64,
@@ -163,15 +163,15 @@ class TypedSource:
         if self.bits == 64:
             low, high = raw
             return (low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)).view(
-                _DTYPES[self.kind]
+                DTYPES[self.kind]
             )
         if self.bits == 16:
-            return (raw >> np.uint32(16 * self._high)).astype(np.uint16).view(_DTYPES[self.kind])
+            return (raw >> np.uint32(16 * self._high)).astype(np.uint16).view(DTYPES[self.kind])
         if self.kind == "u24":
             return raw & np.uint32(0xFFFFFF)
         if self.kind == "i24":
             return (raw << np.uint32(8)).view(np.int32) >> np.int32(8)
-        return raw.view(_DTYPES[self.kind])
+        return raw.view(DTYPES[self.kind])
 
     def _flip_sign(self, value: Array) -> Array:
         unsigned = _UNSIGNED[self.bits]
@@ -318,7 +318,7 @@ def _with_output_modifiers(inst: Instruction, op: VectorOp) -> Callable[..., Arr
     omod = inst.get("omod")
     if not clamp and not omod:
         return op.compute
-    kind = _DTYPES[op.result]
+    kind = DTYPES[op.result]
     if op.result[0] == "f":
 
         def modified(*values: Array) -> Array:

@@ -106,3 +106,29 @@ define(
     "u32 u32",
     lambda a: (a << np.uint32(1)) ^ np.where(a >> np.uint32(31), np.uint32(197), np.uint32(0)),
 )
+
+
+def _dot2c(widen: Callable[[Array], Array]) -> Callable[[Array, Array, Array], Array]:
+    """Two products of packed halves and the target, rounded once."""
+
+    def compute(a: Array, b: Array, c: Array) -> Array:
+        total = c.astype(np.float64)
+        for shift in (np.uint32(0), np.uint32(16)):
+            total = total + widen(a >> shift) * widen(b >> shift)
+        return total.astype(np.float32)
+
+    return compute
+
+
+define(
+    "v_dot2c_f32_bf16",
+    "f32 b32 b32 f32",
+    _dot2c(lambda bits: floats.from_bf16(bits).astype(np.float64)),
+    reads_target=True,
+)
+define(
+    "v_dot2c_f32_f16",
+    "f32 b32 b32 f32",
+    _dot2c(lambda bits: bits.astype(np.uint16).view(np.float16).astype(np.float64)),
+    reads_target=True,
+)

@@ -363,6 +363,8 @@ def _update(
     for region, positions, offsets in group.memory.resolve(where.addresses[inside], size):
         if not region.writable:
             raise OutOfBoundsError(f"an atomic on {region.name}, which is read-only")
+        if (offsets % size).any():
+            raise OutOfBoundsError(f"an atomic that is not aligned to its {size} bytes")
         index = byte_index(offsets, size)
         if region.poison is not None and region.poison[index].any():
             raise UninitialisedError(f"an atomic on uninitialised bytes of {region.name}")

@@ -27,7 +27,7 @@ from block32.tools.gfx950_executor.state import EXEC, Wave
 # The tables are generated and untyped.
 ins: Any = import_module("tinygrad.runtime.autogen.amd.cdna.ins")
 _dsl: Any = import_module("tinygrad.renderer.amd.dsl")
-s, v, EXEC_REGISTER = _dsl.s, _dsl.v, _dsl.EXEC
+s, v, EXEC_REGISTER, VCC_REGISTER = _dsl.s, _dsl.v, _dsl.EXEC, _dsl.VCC
 
 VGPRS, AGPRS = 256, 256
 

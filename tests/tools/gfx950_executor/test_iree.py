@@ -20,6 +20,7 @@ from block32.tools.gfx950_executor import (
     LaunchError,
     drop,
     hsaco_from_vmfb,
+    hsacos_from_vmfb,
     instructions,
     parse_code_object,
 )
@@ -201,6 +202,14 @@ def test_a_module_without_gpu_code(tmp_path: Path) -> None:
     )
     with pytest.raises(CodeObjectError, match="--iree-rocm-target=gfx950"):
         hsaco_from_vmfb(path)
+
+
+def test_a_module_with_several_code_objects() -> None:
+    one = hsaco_from_vmfb(gfx950_module(QUOTIENT))
+    both = b"other bytes" + one + bytes(5) + one
+    assert hsacos_from_vmfb(both) == [one, one]
+    with pytest.raises(CodeObjectError, match="holds 2 code objects"):
+        hsaco_from_vmfb(both)
 
 
 def test_a_code_object_for_another_chip() -> None:

@@ -135,6 +135,13 @@ def test_scratch_out_of_bounds_and_back() -> None:
         Bench(scratch=16).run([store], vector={0: 16, 1: LANE})
 
 
+def test_an_unaligned_atomic() -> None:
+    bench = Bench([words()])
+    code = [ins.global_atomic_add(v[1], v[0], v[2], saddr=s[2:3])]
+    with pytest.raises(OutOfBoundsError, match=r"global_atomic_add at 0x0: .* not aligned"):
+        bench.run(code, vector={0: 2, 2: 1}, scalar=bench.pointer(0))
+
+
 def test_a_store_to_a_read_only_buffer() -> None:
     bench = Bench([Buffer(words(), writable=False)])
     code = [ins.global_store_dword(addr=v[0], data=v[0], saddr=s[2:3])]
@@ -398,3 +405,15 @@ def test_an_endless_loop() -> None:
 def test_an_instruction_without_a_meaning() -> None:
     with pytest.raises(UnknownInstructionError, match="v_cubeid_f32"):
         Bench().run([ins.v_cubeid_f32_e64(v[0], v[0], v[0], v[0])], vector={0: 1})
+
+
+def test_one_seed_is_one_schedule() -> None:
+    def failure(seed: int) -> str:
+        bench = Bench([words()], workgroups=4, waves=2)
+        code = [ins.s_nop(0)] * 40 + [ins.global_store_dword(addr=v[0], data=v[0], saddr=s[2:3])]
+        with pytest.raises(RaceError) as caught:
+            bench.run(code, {0: 4 * LANE}, bench.pointer(0), seed=seed)
+        return str(caught.value)
+
+    assert failure(1) == failure(1)
+    assert len({failure(seed) for seed in range(12)}) > 1

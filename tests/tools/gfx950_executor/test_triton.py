@@ -121,6 +121,31 @@ def test_matmul_with_a_loop(mn: int) -> None:
     assert report.byte_counts["memory written"] == 2 * M * N
 
 
+def test_spills_and_accumulators() -> None:
+    """A tile too large for one wave's registers: AGPRs and scratch carry part of it."""
+    M, N, K = 128, 256, 128
+    kernel = kernels.compile_kernel(
+        kernels.scaled_matmul,
+        POINTERS | {"c": "*bf16", "N": "i32", "K": "i32"},
+        {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_K": K},
+        num_warps=1,
+        num_stages=1,
+        matrix_instr_nonkdim=16,
+    )
+    rng = np.random.default_rng(11)
+    x, w = random_codes(rng, M, K, "e4m3"), random_codes(rng, N, K, "e4m3")
+    x_scale = rng.integers(120, 134, (M, K // 32), dtype=np.uint8)
+    w_scale = rng.integers(120, 134, (N, K // 32), dtype=np.uint8)
+    c = np.zeros((M, N), ml_dtypes.bfloat16)
+    report = kernel.launch((1, 1), x, w, Buffer(c, initialised=False), x_scale, w_scale, N, K)
+    wanted = reference.scaled_matmul(x, x_scale, w, w_scale, rhs_block=(1, 32))
+    np.testing.assert_allclose(
+        c.astype(np.float64), wanted, rtol=2**-8, atol=1e-6 * np.abs(wanted).max()
+    )
+    assert report.byte_counts["scratch read"] > 0
+    assert report.mnemonics["v_accvgpr_read"] > 0
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("warps", [1, 4])
 def test_reductions(warps: int, seed: int) -> None:

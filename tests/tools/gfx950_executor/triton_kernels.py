@@ -11,10 +11,14 @@ from __future__ import annotations
 # No annotations of types beside constexpr: Triton reads this file's functions as its own language.
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportInvalidTypeForm=false
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+# Without a choice Triton warns that the default of fused multiply-adds will change.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 triton: Any = pytest.importorskip("triton", reason="the triton extra is not installed")
 tl: Any = pytest.importorskip("triton.language")
