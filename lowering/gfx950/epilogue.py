@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, vector
 
-from block32.lowering.common.index import Index, as_value
+from block32.lowering.common.index import Condition, Index, as_value, both, less
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.workgroup import Workgroup
 from block32.lowering.kernel_context import KernelContext
@@ -30,13 +30,13 @@ class Piece:
         row: Their row, from the tile's first.
         column: The column of the first, from the tile's first; a multiple of the number of values.
         values: 1, 2 or 4 f32 values.
-        is_owner: Whether this lane is the one to store them, or None where every lane is.
+        is_owner: Whether this lane is the one to store them, True where every lane is.
     """
 
     row: Index
     column: Index
     values: tuple[ir.Value, ...]
-    is_owner: ir.Value | None = None
+    is_owner: Condition = True
 
     def with_values(self, values: Sequence[ir.Value]) -> Piece:
         """The same place with other values."""
@@ -45,12 +45,6 @@ class Piece:
     def offset(self, row_elements: int, element_bytes: int, value: int = 0) -> Index:
         """Bytes from the tile's first element to one of the values."""
         return (self.row * row_elements + self.column + value) * element_bytes
-
-    def owned(self, condition: ir.Value) -> ir.Value:
-        """``condition``, in the lane that stores the piece."""
-        if self.is_owner is None:
-            return condition
-        return arith.andi(condition, self.is_owner)
 
 
 def extract_values(vector_value: ir.Value, positions: Sequence[int]) -> list[ir.Value]:
@@ -101,7 +95,7 @@ def store_to_memory(problem: ScaledMatmul, kernel: KernelContext, piece: Piece) 
             llvm.StoreOp(stored, pointer, alignment=width * element_bytes)
             return []
 
-        ops.if_then(first == 0 or ops.is_less(piece.column + first, problem.n), [], store)
+        ops.if_then(first == 0 or less(piece.column + first, problem.n), [], store)
 
 
 def _store_piece(problem: ScaledMatmul, y: ops.Buffer, columns: Index, piece: Piece) -> None:
@@ -112,7 +106,7 @@ def _store_piece(problem: ScaledMatmul, y: ops.Buffer, columns: Index, piece: Pi
     element_bytes = ELEMENT_BITS[problem.result] // 8
     rounded = [_round(value, element) for value in piece.values]
     for first in range(0, count, width):
-        exists = piece.owned(ops.is_less(piece.column + first, columns))
+        exists = both(less(piece.column + first, columns), piece.is_owner)
         offset = piece.offset(problem.n, element_bytes, first)
         stored = pack_values(rounded[first : first + width], element)
         y.store(stored, ops.or_out_of_bounds(exists, offset))

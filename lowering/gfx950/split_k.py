@@ -18,7 +18,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref
 
 from block32.lowering.common.counters import wrapping_limit
-from block32.lowering.common.index import Index, IndexValue, as_value
+from block32.lowering.common.index import Index, IndexValue, as_value, both, equal, less
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.epilogue import (
     Piece,
@@ -28,7 +28,7 @@ from block32.lowering.gfx950.epilogue import (
     store_to_memory,
 )
 from block32.lowering.gfx950.geometry import Geometry
-from block32.lowering.gfx950.machine import CACHE_DEVICE_SCOPE, OUT_OF_BOUNDS
+from block32.lowering.gfx950.machine import CACHE_DEVICE_SCOPE
 from block32.lowering.gfx950.workgroup import Workgroup
 from block32.lowering.kernel_context import KernelContext
 
@@ -59,7 +59,7 @@ def reduce_in_launch(
     publish_partial(workgroup, pieces)
     ops.wait_for_stores()
     before = _count_arrival(workgroup, thread, waves)
-    is_last = ops.is_equal(before, wrapping_limit(workgroup.geometry.splits))
+    is_last = equal(before, wrapping_limit(workgroup.geometry.splits))
 
     def add_and_store(_: list[ir.Value]) -> list[ir.Value]:
         store_result(workgroup, _sum_slots(workgroup, pieces))
@@ -79,10 +79,7 @@ def _slot_bytes(workgroup: Workgroup) -> int:
 
 
 def _slot_offset(workgroup: Workgroup, piece: Piece) -> Index:
-    offset = piece.offset(workgroup.geometry.block_n, 4)
-    if piece.is_owner is None:
-        return offset
-    return ops.select(piece.is_owner, offset, OUT_OF_BOUNDS)
+    return ops.or_out_of_bounds(piece.is_owner, piece.offset(workgroup.geometry.block_n, 4))
 
 
 def _count_arrival(workgroup: Workgroup, thread: Index, waves: int) -> Index:
@@ -91,7 +88,7 @@ def _count_arrival(workgroup: Workgroup, thread: Index, waves: int) -> Index:
         return ops.first_lane(_increment_once(workgroup, thread))
     ops.barrier()  # every wave's stores have arrived before one thread speaks for all
     shared = ops.allocate_lds(1, ops.i32_type())
-    is_first = ops.is_equal(thread, 0)
+    is_first = equal(thread, 0)
 
     def count(_: list[ir.Value]) -> list[ir.Value]:
         memref.store(as_value(_increment(workgroup)), shared, [as_value(0)])
@@ -105,7 +102,7 @@ def _count_arrival(workgroup: Workgroup, thread: Index, waves: int) -> Index:
 def _increment_once(workgroup: Workgroup, thread: Index) -> Index:
     """The counter before one lane of the wave counted; valid in that lane, the first."""
     nothing = ops.i32_value(0)
-    is_first = ops.is_equal(thread, 0)
+    is_first = equal(thread, 0)
     counted = ops.if_then(is_first, [nothing], lambda _: [as_value(_increment(workgroup))])
     return IndexValue(counted[0])
 
@@ -173,7 +170,7 @@ def emit_reduce(geometry: Geometry, kernel: KernelContext) -> None:
     rows_at_once = REDUCE_THREADS // threads_in_row
     for row_step in range(0, rows, rows_at_once):
         row = first_row + (thread // threads_in_row + row_step)
-        exists = arith.andi(ops.is_less(row, m), ops.is_less(column, geometry.problem.n))
+        exists = both(less(row, m), less(column, geometry.problem.n))
 
         def reduce(_: list[ir.Value], row: Index = row) -> list[ir.Value]:
             _reduce_columns(geometry, kernel, m, row, column)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iree.compiler import ir
-
-from block32.lowering.common.index import Index, IndexValue, minimum
+from block32.lowering.common.index import Condition, Index, IndexValue, less, minimum
 from block32.lowering.common.tile_order import (
     die_contiguous,
     split_position,
@@ -46,7 +44,7 @@ class Workgroup:
     tile_m: Index
     tile_n: Index
     split: Index
-    has_tile: ir.Value | bool
+    has_tile: Condition
 
     @property
     def tile(self) -> Index:
@@ -140,10 +138,10 @@ def locate(geometry: Geometry, kernel: KernelContext) -> Workgroup:
     number = ops.as_i32(kernel.workgroup_id(0))
     tiles = geometry.tiles(m)
     split: Index = 0
-    has_tile: ir.Value | bool = True
+    has_tile: Condition = True
     if geometry.splits > 1:
         tile, split = split_position(number, geometry.splits, XCDS)
-        has_tile = ops.is_before(tile, tiles)
+        has_tile = less(tile, tiles)
     else:
         tile = die_contiguous(number, tiles, XCDS)
     tile_m, tile_n = tile_position(tile, geometry.tiles_m(m), geometry.tiles_n, geometry.tier.order)
