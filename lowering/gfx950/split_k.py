@@ -13,19 +13,19 @@ barrier, count; and load only after the count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref
 
 from block32.lowering.common.counters import wrapping_limit
-from block32.lowering.common.index import Index, IndexValue, as_value, both, equal, less
+from block32.lowering.common.index import Index, IndexValue, as_value, equal, minimum
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.epilogue import (
     Piece,
     extract_values,
     pack_values,
     store_result,
-    store_to_memory,
 )
 from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.machine import CACHE_DEVICE_SCOPE
@@ -41,7 +41,7 @@ def publish_partial(workgroup: Workgroup, pieces: Sequence[Piece]) -> None:
     slots = _tile_slots(workgroup)
     slot = workgroup.split * _slot_bytes(workgroup)
     for piece in pieces:
-        packed = pack_values(piece.values, ir.F32Type.get())
+        packed = pack_values(piece.values)
         slots.store(packed, _slot_offset(workgroup, piece), slot, CACHE_DEVICE_SCOPE)
 
 
@@ -157,45 +157,46 @@ REDUCE_THREADS = 256
 def emit_reduce(geometry: Geometry, kernel: KernelContext) -> None:
     """The second launch: add all partial tiles of a block of y, in split order.
 
-    Sixteen threads stand side by side on four columns each; a thread takes two rows.
+    Sixteen threads stand side by side on four columns each; a thread takes two rows. Rows and
+    columns past the end add some that exist, and are not stored.
     """
-    m = ops.as_i32(kernel.m)
     rows, columns = REDUCE_BLOCK
-    blocks_n = -(-geometry.problem.n // columns)
+    as_block = replace(geometry.tier, tile=(rows, columns, geometry.block_k))
+    block_geometry = Geometry(geometry.problem, as_block)
+    m = ops.as_i32(kernel.m)
     block = ops.as_i32(kernel.workgroup_id(0))
-    first_row, first_column = block // blocks_n * rows, block % blocks_n * columns
-    thread = ops.thread_id()
-    threads_in_row = columns // 4
-    column = first_column + thread % threads_in_row * 4
-    rows_at_once = REDUCE_THREADS // threads_in_row
-    for row_step in range(0, rows, rows_at_once):
-        row = first_row + (thread // threads_in_row + row_step)
-        exists = both(less(row, m), less(column, geometry.problem.n))
+    block_m, block_n = block // block_geometry.tiles_n, block % block_geometry.tiles_n
+    workgroup = Workgroup(block_geometry, kernel, m, block_m, block_n, 0, True)
+    thread, threads_in_row = ops.thread_id(), columns // 4
+    column = thread % threads_in_row * 4
+    pieces = []
+    for row_step in range(0, rows, REDUCE_THREADS // threads_in_row):
+        row = thread // threads_in_row + row_step
+        y_row = minimum(workgroup.first_row + row, m - 1)
+        # Tiles are whole fours of columns, so four columns of a tile exist where the first does.
+        y_column = minimum(workgroup.first_column + column, (geometry.problem.n - 1) // 4 * 4)
+        values = _sum_columns(geometry, kernel, m, y_row, y_column)
+        pieces.append(Piece(row, column, tuple(values)))
+    store_result(workgroup, pieces)
 
-        def reduce(_: list[ir.Value], row: Index = row) -> list[ir.Value]:
-            _reduce_columns(geometry, kernel, m, row, column)
-            return []
 
-        ops.if_then(exists, [], reduce)
-
-
-def _reduce_columns(
+def _sum_columns(
     geometry: Geometry, kernel: KernelContext, m: Index, row: Index, column: Index
-) -> None:
-    """Add and store four neighbouring columns of one row of y."""
+) -> list[ir.Value]:
+    """The sums of four neighbouring columns of one row of y."""
     tile_m, tile_n = row // geometry.block_m, column // geometry.block_n
     workgroup = Workgroup(geometry, kernel, m, tile_m, tile_n, 0, True)
     inside = row % geometry.block_m * geometry.block_n + column % geometry.block_n
     elements = geometry.slot_elements
     address = ops.as_i64(workgroup.tile) * (elements * geometry.splits) + ops.as_i64(inside)
     address = ops.global_pointer(kernel, SLOTS) + address * 4
-    total: ir.Value | None = None
+    partials = []
     for split in range(geometry.splits):
-        pointer = llvm.inttoptr(
-            ir.Type.parse("!llvm.ptr<1>"), as_value(address + split * elements * 4)
-        )
-        partial = llvm.load(ops.vector_type(4, ir.F32Type.get()), pointer, alignment=16)
-        total = partial if total is None else arith.addf(total, partial)
-    assert total is not None
-    place = Piece(row, column, tuple(extract_values(total, range(4))))
-    store_to_memory(geometry.problem, kernel, place)
+        start = as_value(address + split * elements * 4)
+        pointer = llvm.inttoptr(ir.Type.parse("!llvm.ptr<1>"), start)
+        four = ops.vector_type(4, ir.F32Type.get())
+        partials.append(llvm.load(four, pointer, alignment=16))
+    total = partials[0]
+    for partial in partials[1:]:
+        total = arith.addf(total, partial)
+    return extract_values(total, range(4))

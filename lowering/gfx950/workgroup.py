@@ -21,7 +21,6 @@ from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.machine import XCDS
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ELEMENT_BITS
-from block32.lowering.target import RESULT
 
 
 @dataclass(frozen=True)
@@ -121,14 +120,13 @@ class Workgroup:
         block = self.geometry.problem.rhs_block[0]
         return row // block if self.geometry.block_n % block == 0 else 0
 
-    def y(self) -> ops.Buffer:
-        """The tile's rows of the result, from its first column on."""
-        problem = self.geometry.problem
-        element_bytes = ELEMENT_BITS[problem.result] // 8
-        row_bytes = problem.n * element_bytes
-        address = ops.global_pointer(self.kernel, RESULT)
-        address += ops.as_i64(self.first_row) * row_bytes
+    def matrix_buffer(self, name: str, element: str) -> ops.Buffer:
+        """The tile's rows of an [M, N] operand, from the tile's first column on."""
+        element_bytes = ELEMENT_BITS[element] // 8
+        row_bytes = self.geometry.problem.n * element_bytes
         skipped = self.first_column * element_bytes
+        address = ops.global_pointer(self.kernel, name)
+        address += ops.as_i64(self.first_row) * row_bytes
         return ops.make_buffer(address + ops.as_i64(skipped), self.rows * row_bytes - skipped)
 
 
