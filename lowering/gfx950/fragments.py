@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, vector
 
-from block32.lowering.common.index import Index
+from block32.lowering.common.index import Index, less
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.atoms import KWindow, ScaledAtom
 from block32.lowering.gfx950.machine import CHUNK_BYTES
@@ -89,7 +89,7 @@ class OperandRows:
         start = self.bytes_of(self.panel_k + k)
         pieces = []
         for byte in range(0, CHUNK_BYTES, width):
-            is_inside = ops.is_less(start + byte, self.row_bytes)
+            is_inside = less(start + byte, self.row_bytes)
             offset = self.rows[fragment] + start + byte
             pieces.append(
                 self.buffer.load(piece_type(width), ops.or_out_of_bounds(is_inside, offset))
@@ -161,7 +161,7 @@ class ScaleRows:
     def load_guarded(self, row: int, atom: ScaledAtom, k: Index) -> ir.Value:
         """A register whose low byte is the scale of one instruction, 0 past the last block."""
         block = (self.panel_k + k) // BLOCK_K + KWindow(atom, 1).scale_block(self.group)
-        is_inside = ops.is_less(block, self.row_bytes)
+        is_inside = less(block, self.row_bytes)
         offset = ops.or_out_of_bounds(is_inside, self.rows[row] + block)
         return ops.widen_undefined(self.buffer.load(ir.IntegerType.get_signless(8), offset))
 

@@ -43,8 +43,8 @@ CACHE_NON_TEMPORAL: Final = 1 << 1
 BUFFER_FLAGS: Final = 0x27000
 
 #: A byte offset past the end of every buffer that a kernel describes: such a load gives zeros and
-#: such a store does nothing.
-OUT_OF_BOUNDS: Final = 0x8000_0000
+#: such a store does nothing. 2^31 as an i32.
+OUT_OF_BOUNDS: Final = -(1 << 31)
 
 #: Peak rates, for estimates: HBM bytes a second, MXFP8 FLOP a second.
 HBM_BYTES_PER_SECOND: Final = 8.0e12

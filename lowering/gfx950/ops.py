@@ -14,7 +14,14 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import amdgpu, arith, gpu, llvm, memref, rocdl, scf, vector
 
-from block32.lowering.common.index import Index, IndexValue, as_value, as_values
+from block32.lowering.common.index import (
+    Condition,
+    Index,
+    IndexValue,
+    as_typed_value,
+    as_value,
+    choose,
+)
 from block32.lowering.gfx950.atoms import ScaledAtom
 from block32.lowering.gfx950.machine import BUFFER_FLAGS, CACHE_DEFAULT, OUT_OF_BOUNDS, WAVE_LANES
 from block32.lowering.kernel_context import KernelContext
@@ -37,10 +44,7 @@ def vector_type(count: int, element: ir.Type) -> ir.Type:
 
 def i32_value(value: Index) -> ir.Value:
     """An i32 SSA value of an integer or of an i32 index."""
-    if isinstance(value, int):
-        signed = value - (1 << 32) if value >= 1 << 31 else value
-        return arith.constant(i32_type(), signed)
-    return value.value
+    return as_typed_value(value, i32_type())
 
 
 def as_i32(value: Index) -> Index:
@@ -73,30 +77,9 @@ def low_i32(value: Index) -> Index:
     return IndexValue(arith.trunci(i32_type(), value.value))
 
 
-def is_less(a: Index, b: Index) -> ir.Value:
-    """Whether ``a < b``, as an i1."""
-    return arith.cmpi(arith.CmpIPredicate.ult, *_same_type(a, b))
-
-
-def is_equal(a: Index, b: Index) -> ir.Value:
-    """Whether ``a == b``, as an i1."""
-    return arith.cmpi(arith.CmpIPredicate.eq, *_same_type(a, b))
-
-
-def _same_type(a: Index, b: Index) -> tuple[ir.Value, ir.Value]:
-    if isinstance(a, int) and isinstance(b, int):
-        return i32_value(a), i32_value(b)
-    return as_values(a, b)
-
-
-def select(condition: ir.Value, a: Index, b: Index) -> IndexValue:
-    """``a`` where the condition holds, else ``b``; both i32."""
-    return IndexValue(arith.select(condition, i32_value(a), i32_value(b)))
-
-
-def or_out_of_bounds(is_inside: ir.Value, offset: Index) -> IndexValue:
+def or_out_of_bounds(is_inside: Condition, offset: Index) -> Index:
     """``offset``, or one that a buffer refuses."""
-    return select(is_inside, offset, OUT_OF_BOUNDS)
+    return choose(is_inside, offset, OUT_OF_BOUNDS)
 
 
 def thread_id() -> IndexValue:
@@ -317,7 +300,7 @@ def for_range(
 
 
 def if_then(
-    condition: ir.Value | bool,
+    condition: Condition,
     state: Sequence[ir.Value],
     body: Callable[[list[ir.Value]], Sequence[ir.Value]],
 ) -> list[ir.Value]:
@@ -331,13 +314,6 @@ def if_then(
         with ir.InsertionPoint(branch.else_block):
             scf.yield_(list(state))
     return list(branch.results)
-
-
-def is_before(a: Index, b: Index) -> ir.Value | bool:
-    """Whether ``a < b``, decided now where both are integers."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a < b
-    return is_less(a, b)
 
 
 def attribute(text: str) -> Any:

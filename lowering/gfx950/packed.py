@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import amdgpu, arith, memref, rocdl
 
-from block32.lowering.common.index import Index, IndexValue, minimum
+from block32.lowering.common.index import Index, IndexValue, equal, less, minimum
 from block32.lowering.gfx950 import ops, split_k
 from block32.lowering.gfx950.epilogue import Piece, extract_values, store_result
 from block32.lowering.gfx950.fragments import OperandRows, ScaleRows
@@ -72,7 +72,7 @@ def _finish(workgroup: Workgroup, lane: Index, wave: Index, pieces: Sequence[Pie
         store(_sum_over_waves(geometry, lane, shared, pieces))
         return []
 
-    ops.if_then(ops.is_equal(wave, 0), [], first_wave)
+    ops.if_then(equal(wave, 0), [], first_wave)
 
 
 def _share_sums(geometry: Geometry, lane: Index, wave: Index, pieces: Sequence[Piece]) -> ir.Value:
@@ -118,7 +118,7 @@ def result_pieces(geometry: Geometry, lane: Lane, accumulators: Sequence[ir.Valu
     columns_in_fragment = atom.m // k_pack
     columns_in_lane = atom.result_registers // k_pack
     panel = lane.row % k_pack
-    is_owner = ops.is_equal(panel, 0) if k_pack > 1 else None
+    is_owner = equal(panel, 0)
     pieces = []
     for m in range(geometry.fragments_m):
         row = geometry.packing.row(lane.row + m * atom.m)
@@ -139,7 +139,7 @@ def _select_panel(registers: Sequence[ir.Value], panel: Index) -> ir.Value:
     """The register of this lane's panel."""
     chosen = registers[0]
     for number, register in enumerate(registers[1:], start=1):
-        chosen = arith.select(ops.is_equal(panel, number), register, chosen)
+        chosen = arith.select(equal(panel, number), register, chosen)
     return chosen
 
 
@@ -253,12 +253,12 @@ class PackedLoop:
         """The rest of K after the last whole step, in the wave whose turn it is."""
         geometry = self.geometry
         k = geometry.last_whole_step + geometry.step
-        has_tail = ops.is_before(k, end)
+        has_tail = less(k, end)
         in_panel = min(geometry.tail, geometry.block_k)
         instructions = -(-in_panel // geometry.atom.k)
 
         def in_one_wave(state: list[ir.Value]) -> list[ir.Value]:
-            is_mine = geometry.waves == 1 or ops.is_equal(self.wave, whole % geometry.waves)
+            is_mine = geometry.waves == 1 or equal(self.wave, whole % geometry.waves)
             return ops.if_then(
                 is_mine, state, lambda state: self._guarded_steps(k, instructions, state)
             )
@@ -317,7 +317,7 @@ class PackedLoop:
                 return state
             now = loaded[stage * size : (stage + 1) * size]
             return ops.if_then(
-                ops.is_before(stage, steps),
+                less(stage, steps),
                 state,
                 lambda state: from_stage(stage + 1, self._multiply(now, state)),
             )

@@ -54,14 +54,19 @@ def why_unsupported(problem: ScaledMatmul, facts: DeviceFacts) -> str | None:
     if facts.architecture not in ("", NAME):
         return f"needs gfx950 but the module is compiled for {facts.architecture}"
     if problem.lhs not in LHS_TYPES or not problem.lhs_scaled:
-        return f"x is {problem.lhs}; gfx950 multiplies scaled {' or '.join(LHS_TYPES)}"
+        wanted = " or ".join(LHS_TYPES)
+        return f"x is {problem.lhs}; gfx950 multiplies scaled {wanted}{_cure(problem.lhs)}"
     if problem.rhs not in RHS_TYPES:
-        return f"w is {problem.rhs}; gfx950 multiplies scaled {', '.join(RHS_TYPES)}"
+        wanted = ", ".join(RHS_TYPES)
+        return f"w is {problem.rhs}; gfx950 multiplies scaled {wanted}{_cure(problem.rhs)}"
     if problem.rhs_block not in RHS_BLOCKS:
         return f"w has scale blocks {problem.rhs_block}; expected (1, 32) or (32, 32)"
-    if problem.epilogue.operand_names() or problem.epilogue.activation:
-        return "gfx950 kernels have no epilogue yet"
     return None
+
+
+def _cure(element: str) -> str:
+    """What to do about a type of the generation before."""
+    return " (FNUZ types are those of gfx942: convert the model)" if "FNUZ" in element else ""
 
 
 def verify(problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:

@@ -13,22 +13,22 @@ barrier, count; and load only after the count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref
 
 from block32.lowering.common.counters import wrapping_limit
-from block32.lowering.common.index import Index, IndexValue, as_value
+from block32.lowering.common.index import Index, IndexValue, as_value, equal, minimum
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.epilogue import (
     Piece,
     extract_values,
     pack_values,
     store_result,
-    store_to_memory,
 )
 from block32.lowering.gfx950.geometry import Geometry
-from block32.lowering.gfx950.machine import CACHE_DEVICE_SCOPE, OUT_OF_BOUNDS
+from block32.lowering.gfx950.machine import CACHE_DEVICE_SCOPE
 from block32.lowering.gfx950.workgroup import Workgroup
 from block32.lowering.kernel_context import KernelContext
 
@@ -41,7 +41,7 @@ def publish_partial(workgroup: Workgroup, pieces: Sequence[Piece]) -> None:
     slots = _tile_slots(workgroup)
     slot = workgroup.split * _slot_bytes(workgroup)
     for piece in pieces:
-        packed = pack_values(piece.values, ir.F32Type.get())
+        packed = pack_values(piece.values)
         slots.store(packed, _slot_offset(workgroup, piece), slot, CACHE_DEVICE_SCOPE)
 
 
@@ -59,7 +59,7 @@ def reduce_in_launch(
     publish_partial(workgroup, pieces)
     ops.wait_for_stores()
     before = _count_arrival(workgroup, thread, waves)
-    is_last = ops.is_equal(before, wrapping_limit(workgroup.geometry.splits))
+    is_last = equal(before, wrapping_limit(workgroup.geometry.splits))
 
     def add_and_store(_: list[ir.Value]) -> list[ir.Value]:
         store_result(workgroup, _sum_slots(workgroup, pieces))
@@ -79,10 +79,7 @@ def _slot_bytes(workgroup: Workgroup) -> int:
 
 
 def _slot_offset(workgroup: Workgroup, piece: Piece) -> Index:
-    offset = piece.offset(workgroup.geometry.block_n, 4)
-    if piece.is_owner is None:
-        return offset
-    return ops.select(piece.is_owner, offset, OUT_OF_BOUNDS)
+    return ops.or_out_of_bounds(piece.is_owner, piece.offset(workgroup.geometry.block_n, 4))
 
 
 def _count_arrival(workgroup: Workgroup, thread: Index, waves: int) -> Index:
@@ -91,7 +88,7 @@ def _count_arrival(workgroup: Workgroup, thread: Index, waves: int) -> Index:
         return ops.first_lane(_increment_once(workgroup, thread))
     ops.barrier()  # every wave's stores have arrived before one thread speaks for all
     shared = ops.allocate_lds(1, ops.i32_type())
-    is_first = ops.is_equal(thread, 0)
+    is_first = equal(thread, 0)
 
     def count(_: list[ir.Value]) -> list[ir.Value]:
         memref.store(as_value(_increment(workgroup)), shared, [as_value(0)])
@@ -105,7 +102,7 @@ def _count_arrival(workgroup: Workgroup, thread: Index, waves: int) -> Index:
 def _increment_once(workgroup: Workgroup, thread: Index) -> Index:
     """The counter before one lane of the wave counted; valid in that lane, the first."""
     nothing = ops.i32_value(0)
-    is_first = ops.is_equal(thread, 0)
+    is_first = equal(thread, 0)
     counted = ops.if_then(is_first, [nothing], lambda _: [as_value(_increment(workgroup))])
     return IndexValue(counted[0])
 
@@ -160,45 +157,46 @@ REDUCE_THREADS = 256
 def emit_reduce(geometry: Geometry, kernel: KernelContext) -> None:
     """The second launch: add all partial tiles of a block of y, in split order.
 
-    Sixteen threads stand side by side on four columns each; a thread takes two rows.
+    Sixteen threads stand side by side on four columns each; a thread takes two rows. Rows and
+    columns past the end add some that exist, and are not stored.
     """
-    m = ops.as_i32(kernel.m)
     rows, columns = REDUCE_BLOCK
-    blocks_n = -(-geometry.problem.n // columns)
+    as_block = replace(geometry.tier, tile=(rows, columns, geometry.block_k))
+    block_geometry = Geometry(geometry.problem, as_block)
+    m = ops.as_i32(kernel.m)
     block = ops.as_i32(kernel.workgroup_id(0))
-    first_row, first_column = block // blocks_n * rows, block % blocks_n * columns
-    thread = ops.thread_id()
-    threads_in_row = columns // 4
-    column = first_column + thread % threads_in_row * 4
-    rows_at_once = REDUCE_THREADS // threads_in_row
-    for row_step in range(0, rows, rows_at_once):
-        row = first_row + (thread // threads_in_row + row_step)
-        exists = arith.andi(ops.is_less(row, m), ops.is_less(column, geometry.problem.n))
+    block_m, block_n = block // block_geometry.tiles_n, block % block_geometry.tiles_n
+    workgroup = Workgroup(block_geometry, kernel, m, block_m, block_n, 0, True)
+    thread, threads_in_row = ops.thread_id(), columns // 4
+    column = thread % threads_in_row * 4
+    pieces = []
+    for row_step in range(0, rows, REDUCE_THREADS // threads_in_row):
+        row = thread // threads_in_row + row_step
+        y_row = minimum(workgroup.first_row + row, m - 1)
+        # Tiles are whole fours of columns, so four columns of a tile exist where the first does.
+        y_column = minimum(workgroup.first_column + column, (geometry.problem.n - 1) // 4 * 4)
+        values = _sum_columns(geometry, kernel, m, y_row, y_column)
+        pieces.append(Piece(row, column, tuple(values)))
+    store_result(workgroup, pieces)
 
-        def reduce(_: list[ir.Value], row: Index = row) -> list[ir.Value]:
-            _reduce_columns(geometry, kernel, m, row, column)
-            return []
 
-        ops.if_then(exists, [], reduce)
-
-
-def _reduce_columns(
+def _sum_columns(
     geometry: Geometry, kernel: KernelContext, m: Index, row: Index, column: Index
-) -> None:
-    """Add and store four neighbouring columns of one row of y."""
+) -> list[ir.Value]:
+    """The sums of four neighbouring columns of one row of y."""
     tile_m, tile_n = row // geometry.block_m, column // geometry.block_n
     workgroup = Workgroup(geometry, kernel, m, tile_m, tile_n, 0, True)
     inside = row % geometry.block_m * geometry.block_n + column % geometry.block_n
     elements = geometry.slot_elements
     address = ops.as_i64(workgroup.tile) * (elements * geometry.splits) + ops.as_i64(inside)
     address = ops.global_pointer(kernel, SLOTS) + address * 4
-    total: ir.Value | None = None
+    partials = []
     for split in range(geometry.splits):
-        pointer = llvm.inttoptr(
-            ir.Type.parse("!llvm.ptr<1>"), as_value(address + split * elements * 4)
-        )
-        partial = llvm.load(ops.vector_type(4, ir.F32Type.get()), pointer, alignment=16)
-        total = partial if total is None else arith.addf(total, partial)
-    assert total is not None
-    place = Piece(row, column, tuple(extract_values(total, range(4))))
-    store_to_memory(geometry.problem, kernel, place)
+        start = as_value(address + split * elements * 4)
+        pointer = llvm.inttoptr(ir.Type.parse("!llvm.ptr<1>"), start)
+        four = ops.vector_type(4, ir.F32Type.get())
+        partials.append(llvm.load(four, pointer, alignment=16))
+    total = partials[0]
+    for partial in partials[1:]:
+        total = arith.addf(total, partial)
+    return extract_values(total, range(4))

@@ -64,7 +64,8 @@ class Gfx950Target(Target):
         )
         launches = [gemm]
         if second:
-            launches.append(Launch(REDUCE, reads=(split_k.SLOTS,), updates=(RESULT,), writes=()))
+            reads = (split_k.SLOTS, *problem.epilogue.operand_names())
+            launches.append(Launch(REDUCE, reads=reads, updates=(RESULT,), writes=()))
         return KernelPlan(tuple(launches), buffers)
 
     def workgroups(

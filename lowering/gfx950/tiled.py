@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, rocdl
 
-from block32.lowering.common.index import Index, IndexValue, minimum
+from block32.lowering.common.index import Index, IndexValue, less, minimum
 from block32.lowering.gfx950 import ops, split_k
 from block32.lowering.gfx950.epilogue import Piece, extract_values, store_result
 from block32.lowering.gfx950.fragments import OperandRows, ScaleRows
@@ -185,7 +185,7 @@ class TiledLoop:
         if not self.geometry.tail:
             return accumulators
         k = self.geometry.last_whole_step + self.geometry.block_k
-        has_tail = ops.is_before(k, end)
+        has_tail = less(k, end)
         return ops.if_then(has_tail, accumulators, lambda state: self._guarded_steps(k, state))
 
     def _guarded_loop(
@@ -329,7 +329,7 @@ class _Pipeline:
                 accumulators, step = self._step(k, stage, accumulators, step)
                 return from_stage(stage + 1, accumulators + step.values())
 
-            return ops.if_then(ops.is_before(stage, steps), state, one_more)
+            return ops.if_then(less(stage, steps), state, one_more)
 
         return self._unpack(from_stage(0, state), template)[0]
 

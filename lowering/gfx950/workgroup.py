@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iree.compiler import ir
-
-from block32.lowering.common.index import Index, IndexValue, minimum
+from block32.lowering.common.index import Condition, Index, IndexValue, less, minimum
 from block32.lowering.common.tile_order import (
     die_contiguous,
     split_position,
@@ -23,7 +21,6 @@ from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.machine import XCDS
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ELEMENT_BITS
-from block32.lowering.target import RESULT
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Workgroup:
     tile_m: Index
     tile_n: Index
     split: Index
-    has_tile: ir.Value | bool
+    has_tile: Condition
 
     @property
     def tile(self) -> Index:
@@ -123,14 +120,13 @@ class Workgroup:
         block = self.geometry.problem.rhs_block[0]
         return row // block if self.geometry.block_n % block == 0 else 0
 
-    def y(self) -> ops.Buffer:
-        """The tile's rows of the result, from its first column on."""
-        problem = self.geometry.problem
-        element_bytes = ELEMENT_BITS[problem.result] // 8
-        row_bytes = problem.n * element_bytes
-        address = ops.global_pointer(self.kernel, RESULT)
-        address += ops.as_i64(self.first_row) * row_bytes
+    def matrix_buffer(self, name: str, element: str) -> ops.Buffer:
+        """The tile's rows of an [M, N] operand, from the tile's first column on."""
+        element_bytes = ELEMENT_BITS[element] // 8
+        row_bytes = self.geometry.problem.n * element_bytes
         skipped = self.first_column * element_bytes
+        address = ops.global_pointer(self.kernel, name)
+        address += ops.as_i64(self.first_row) * row_bytes
         return ops.make_buffer(address + ops.as_i64(skipped), self.rows * row_bytes - skipped)
 
 
@@ -140,10 +136,10 @@ def locate(geometry: Geometry, kernel: KernelContext) -> Workgroup:
     number = ops.as_i32(kernel.workgroup_id(0))
     tiles = geometry.tiles(m)
     split: Index = 0
-    has_tile: ir.Value | bool = True
+    has_tile: Condition = True
     if geometry.splits > 1:
         tile, split = split_position(number, geometry.splits, XCDS)
-        has_tile = ops.is_before(tile, tiles)
+        has_tile = less(tile, tiles)
     else:
         tile = die_contiguous(number, tiles, XCDS)
     tile_m, tile_n = tile_position(tile, geometry.tiles_m(m), geometry.tiles_n, geometry.tier.order)

@@ -139,12 +139,13 @@ def test_barrier_left_out():
 
 def test_off_by_one_edge_mask(monkeypatch: pytest.MonkeyPatch):
     """One column too many is stored: it is the next row's first."""
-    right = epilogue._store_piece
+    right = epilogue._Writer.create
 
-    def one_too_many(problem, y, columns, piece):
-        right(problem, y, columns + 1, piece)
+    def one_too_many(workgroup: Workgroup) -> epilogue._Writer:
+        writer = right(workgroup)
+        return replace(writer, columns=writer.columns + 1)
 
-    monkeypatch.setattr(epilogue, "_store_piece", one_too_many)
+    monkeypatch.setattr(epilogue._Writer, "create", one_too_many)
     with pytest.raises((AssertionError, RaceError, OutOfBoundsError)):
         run(TILED, compile_uncached(PROBLEM, (TILED,)))
 

@@ -60,23 +60,39 @@ def check(problem: ScaledMatmul, *tiers: KernelTier, m: int | None = None) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("rhs", "rhs_block"), [("f8E4M3FN", (32, 32)), ("f8E4M3FN", (1, 32)), ("f4E2M1FN", (32, 32))]
-)
+@pytest.mark.parametrize(("rhs", "rhs_block"), [("f8E4M3FN", (32, 32)), ("f4E2M1FN", (1, 32))])
 def test_every_form_with_whole_and_ragged_k(form: str, rhs: str, rhs_block: tuple[int, int]):
     check(ScaledMatmul(m=20, n=72, k=1312, rhs=rhs, rhs_block=rhs_block), FORMS[form])
 
 
 @pytest.mark.parametrize("form", ["tiled", "tiled 32x32x64", "packed 2"])
-@pytest.mark.parametrize("lhs", ["f8E4M3FN", "f8E5M2"])
-@pytest.mark.parametrize("rhs", ["f8E5M2", "f4E2M1FN"])
-@pytest.mark.parametrize("result", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "result"),
+    [
+        ("f8E4M3FN", "f8E5M2", "bf16"),
+        ("f8E5M2", "f8E4M3FN", "f16"),
+        ("f8E5M2", "f4E2M1FN", "f16"),
+    ],
+)
 def test_element_types(form: str, lhs: str, rhs: str, result: str):
     check(ScaledMatmul(m=8, n=40, k=512, lhs=lhs, rhs=rhs, result=result), FORMS[form])
 
 
-@pytest.mark.parametrize("k", [1, 31, 33, 40, 66, 130, 257, 288, 320, 1040])
-@pytest.mark.parametrize("m", [3, 40])
+@pytest.mark.parametrize(
+    ("m", "k"),
+    [
+        (3, 1),
+        (40, 31),
+        (3, 33),
+        (40, 40),
+        (3, 66),
+        (40, 130),
+        (3, 257),
+        (40, 288),
+        (3, 320),
+        (3, 1040),
+    ],
+)
 def test_any_k(m: int, k: int):
     check(ScaledMatmul(m=m, n=33, k=k, rhs_block=(1, 32) if k % 2 else (32, 32)))
 
@@ -89,12 +105,11 @@ def test_dynamic_m_in_one_module(m: int):
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 8, 12, 16, 24, 31, 32, 33, 48, 96])
 def test_any_n(n: int):
     """What lies past N in the tile is neither stored nor read: the result starts poisoned."""
-    check(ScaledMatmul(m=1, n=n, k=640, result="bf16"))
-    check(ScaledMatmul(m=40, n=n, k=128, result="f32"))
+    is_small = n in (1, 5, 8, 16, 31, 48)
+    check(ScaledMatmul(m=1 if is_small else 40, n=n, k=640, result="bf16"))
 
 
-@pytest.mark.parametrize("k", [1152, 1312, 1664])
-@pytest.mark.parametrize("m", [1, 3, 4])
+@pytest.mark.parametrize(("m", "k"), [(1, 1152), (3, 1312), (4, 1664)])
 def test_packed_panels_that_end_early_or_are_empty(m: int, k: int):
     check(ScaledMatmul(m=m, n=32, k=k), PACKED)
     check(ScaledMatmul(m=m, n=32, k=k), FORMS["packed 4"])
@@ -120,7 +135,6 @@ LARGE = [
     (63, 8193, 1280),
     (4, 1024, 16384),
     (1, 1536, 7168),
-    (2048, 5120, 2048),
 ]
 
 
@@ -194,7 +208,7 @@ def part_of(operands: Operands, rows: slice, columns: slice) -> Operands:
     )
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     m=st.integers(1, 70),
     n=st.integers(1, 100),

@@ -9,7 +9,7 @@ import pytest
 from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950 import select
 from block32.lowering.gfx950.geometry import Geometry
-from block32.lowering.problem import Epilogue, ScaledMatmul
+from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
 
 FACTS = DeviceFacts(architecture="gfx950")
@@ -91,7 +91,7 @@ def test_an_explicit_kernel_that_breaks_a_rule_is_refused(change, reason: str):
         ({"lhs": "bf16", "lhs_scaled": False}, "x is bf16; gfx950 multiplies scaled"),
         ({"rhs": "bf16"}, "w is bf16; gfx950 multiplies scaled"),
         ({"rhs_block": (128, 128)}, "expected (1, 32) or (32, 32)"),
-        ({"epilogue": Epilogue(bias="f32")}, "no epilogue"),
+        ({"lhs": "f8E4M3FNUZ"}, "FNUZ types are those of gfx942: convert the model"),
     ],
 )
 def test_what_has_no_kernel_is_left_alone_with_a_reason(change, reason: str):
