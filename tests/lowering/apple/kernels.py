@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Random operands, the float64 reference and the emulator: what the tests of Apple kernels share."""
+"""Random operands, the float64 reference, the emulator: what tests of Apple kernels share."""
 
 from __future__ import annotations
 
