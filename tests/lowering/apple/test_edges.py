@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from block32.lowering.apple.library import compile_matmul
 from block32.lowering.apple.matmul import Matmul
 from block32.tools.air_emulator.dispatch import Binding, Kernel
-from tests.lowering.apple.kernels import (
+from block32.tools.apple_cases import (
     Case,
     check,
     compiled,

@@ -19,7 +19,7 @@ from block32.lowering.apple.signature import BufferParameter
 from block32.lowering.apple.simdgroup_tile import OperandTiles, SimdgroupTile
 from block32.tools.air_emulator.dispatch import Kernel
 from block32.tools.air_emulator.faults import AirError, OutOfBoundsError, RaceError
-from tests.lowering.apple.kernels import (
+from block32.tools.apple_cases import (
     Case,
     Operands,
     compiled,

@@ -17,8 +17,7 @@ from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.program import Entry
 from block32.lowering.problem import Epilogue
 from block32.tools.air_emulator.vmfb import LoadedKernel, load_kernels
-from block32.tools.apple_program import compile_kernels
-from tests.lowering.apple.kernels import (
+from block32.tools.apple_cases import (
     Case,
     check,
     execute,
@@ -26,6 +25,7 @@ from tests.lowering.apple.kernels import (
     grouped_case,
     random_operands,
 )
+from block32.tools.apple_program import compile_kernels
 
 MXFP8: dict[str, Any] = {"lhs": "f8E4M3FN", "lhs_scaled": True, "rhs_block": (32, 32)}
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")
