@@ -58,6 +58,7 @@ class Case:
         parts += [f"scaled{mm.rhs_block[0]}"] if mm.rhs_block else []
         parts += [f"{side}T" for side in ("lhs", "rhs") if getattr(mm, f"{side}_transposed")]
         parts += ["-".join(map(str, self.experts))] if self.experts else []
+        parts += [mm.epilogue.activation] if mm.epilogue.activation else []
         return "_".join(parts)
 
 
