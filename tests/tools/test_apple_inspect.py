@@ -72,12 +72,3 @@ def test_a_module_with_irees_kernels_alone(
     assert main(["inspect", str(path)]) == 1
     error = capsys.readouterr().err
     assert "hold source text" in error and "compile with --target=apple-m5" in error
-
-
-def test_a_spec_for_this_target_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "model.mlir"
-    path.write_bytes(SOURCE)
-    assert main(["spec", str(path), "--target=apple-m5"]) == 1
-    assert "use block32 compile" in capsys.readouterr().err
