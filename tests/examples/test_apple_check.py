@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("llvmlite", reason="the apple extra (llvmlite) is not installed")
+pytest.importorskip("flatbuffers", reason="the apple extra (flatbuffers) is not installed")
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "apple_check" / "apple_check.py"
 
 

@@ -17,6 +17,9 @@ from block32.tools.cli import main
 from block32.tools.iree_compile import run_iree_compile
 from tests.lowering.apple.test_executable import SOURCE
 
+pytest.importorskip("llvmlite", reason="the apple extra (llvmlite) is not installed")
+pytest.importorskip("flatbuffers", reason="the apple extra (flatbuffers) is not installed")
+
 MATMUL = Matmul(n=64, k=64)
 
 
