@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,4 +69,7 @@ def build_metallib(kernels: Sequence[CompiledKernel]) -> bytes:
         )
         for kernel in kernels
     )
-    return Metallib(functions=functions, os_version=air_metadata.OS_VERSION).to_bytes()
+    # Apple's files all carry an identifier; this one follows from what is in the file.
+    digest = hashlib.sha256(b"".join(function.sha256 for function in functions))
+    library = Metallib(functions, air_metadata.OS_VERSION, uuid=digest.digest()[:16])
+    return library.to_bytes()

@@ -1,3 +1,4 @@
+// REQUIRES: llvmlite
 // RUN: block32 compile %s --target=apple-m5 -o %t 2> %t.remarks
 // RUN: FileCheck %s --check-prefix=REMARK --input-file=%t.remarks
 // RUN: block32 inspect %t --disassemble --kernel tier1 | FileCheck %s

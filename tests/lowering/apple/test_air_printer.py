@@ -139,7 +139,7 @@ def test_metadata_describes_every_parameter() -> None:
     text = _text(lambda kernel: None)
     assert f'target datalayout = "{DATA_LAYOUT}"' in text
     for expected in (
-        '!{i32 0, !"air.indirect_buffer", !"air.buffer_size", i32 16, !"air.location_index", i32 0,',
+        '!{i32 0, !"air.indirect_buffer", !"air.buffer_size", i32 16, !"air.location_index", i32 0',
         '!{i32 1, !"air.buffer", !"air.buffer_size", i32 4, !"air.location_index", i32 3, i32 1,',
         '!{i32 2, !"air.threadgroup_position_in_grid", !"air.arg_type_name", !"uint3",',
         '!{i32 1, !"air.buffer", !"air.location_index", i32 1, i32 1, !"air.read_write",',

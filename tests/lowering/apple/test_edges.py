@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Edges and padding: nothing beyond the operands is read into a result, nothing beyond y written."""
+"""Edges and padding: nothing beyond the operands reaches a result, nothing beyond y is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from block32.lowering.apple.library import compile_matmul
 from block32.lowering.apple.matmul import Matmul
 from block32.tools.air_emulator.dispatch import Binding, Kernel
-from tests.lowering.apple.kernels import (
+from block32.tools.apple_cases import (
     Case,
     check,
     compiled,

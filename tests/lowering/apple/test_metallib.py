@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -89,10 +90,8 @@ def test_damage_is_refused_or_shows(draw: st.DataObject) -> None:
     data = bytearray(library.to_bytes())
     at = draw.draw(st.integers(0, len(data) - 1))
     data[at] ^= 1 << draw.draw(st.integers(0, 7))
-    try:
+    with contextlib.suppress(MetallibError):
         assert read(bytes(data)) != library
-    except MetallibError:
-        pass
 
 
 def test_a_changed_module_is_refused_by_its_hash() -> None:

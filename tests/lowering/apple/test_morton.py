@@ -52,5 +52,6 @@ def test_grid_and_count_region_agree(m: int, n: int) -> None:
     """`grid` is what the tests launch, `next_power_of_two` what the host computes."""
     tiles_m, tiles_n = -(-m // 64), -(-n // 64)
     product = dense.next_power_of_two(tiles_m) * dense.next_power_of_two(tiles_n)
+    assert isinstance(product, int)
     assert dense.grid(Matmul(n=n, k=32), m) == (product, 1, 1)
     assert product == 0 if m == 0 else tiles_m * tiles_n <= product < 4 * tiles_m * tiles_n

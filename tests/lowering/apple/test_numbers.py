@@ -8,6 +8,7 @@ All cases of a table are compiled into one vmfb, since most of the time would go
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,7 @@ from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.program import Entry
 from block32.lowering.problem import Epilogue
 from block32.tools.air_emulator.vmfb import LoadedKernel, load_kernels
-from block32.tools.apple_program import compile_kernels
-from tests.lowering.apple.kernels import (
+from block32.tools.apple_cases import (
     Case,
     check,
     execute,
@@ -25,8 +25,9 @@ from tests.lowering.apple.kernels import (
     grouped_case,
     random_operands,
 )
+from block32.tools.apple_program import compile_kernels
 
-MXFP8 = {"lhs": "f8E4M3FN", "lhs_scaled": True, "rhs_block": (32, 32)}
+MXFP8: dict[str, Any] = {"lhs": "f8E4M3FN", "lhs_scaled": True, "rhs_block": (32, 32)}
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")
 
 #: (M, N, K) that people run on this device, and ragged ones.
@@ -71,7 +72,7 @@ def _cases() -> Iterator[Case]:
         yield Case(Matmul(n=70, k=50, result=result), "tiled", 40)
         yield Case(Matmul(n=64, k=64, lhs="f16", rhs="f16", result=result), "gemv", 1)
     for lhs_t, rhs_t in ((True, False), (False, True), (True, True)):
-        transposed = {"lhs_transposed": lhs_t, "rhs_transposed": rhs_t}
+        transposed: dict[str, Any] = {"lhs_transposed": lhs_t, "rhs_transposed": rhs_t}
         yield Case(Matmul(n=65, k=35, **transposed), "tiled", 70)
         yield Case(Matmul(n=128, k=64, **transposed), "tiled", 64)
     for m in (1, 3, 8, 33, 129):

@@ -9,7 +9,7 @@ import pytest
 
 from block32.lowering.apple.block_scaled import split_exponent
 from block32.lowering.apple.matmul import Matmul
-from tests.lowering.apple.kernels import Case, Operands, compiled, execute, random_operands
+from block32.tools.apple_cases import Case, Operands, compiled, execute, random_operands
 
 K = 64
 

@@ -264,7 +264,7 @@ def test_another_device_is_refused() -> None:
         OPTIONS,
         flags=("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"),
     )
-    with pytest.raises(DiagnosticError, match="has format 'vmvx-bytecode-fb'; .* Metal device"):
+    with pytest.raises(DiagnosticError, match=r"has format 'vmvx-bytecode-fb'; .* Metal device"):
         compile_source(MODEL.encode(), "model.mlir", options)
 
 

@@ -113,7 +113,7 @@ def test_some_lanes_at_a_simdgroup_function(seed: int | None) -> None:
 
         builder.when(builder.less(kernel.lane, 31), work)
 
-    with pytest.raises(DivergenceError, match="only 31 of 32 lanes of simdgroup .*shuffle_xor"):
+    with pytest.raises(DivergenceError, match=r"only 31 of 32 lanes of simdgroup .*shuffle_xor"):
         _dispatch(_kernel(body), seed=seed)
 
 
@@ -267,7 +267,8 @@ def _module(body: str, declarations: str = "") -> Kernel:
         ),
         ("  %a = add i32 %lane, undef", "", PoisonError, "undefined value of type i32"),
         (
-            "  %a = shufflevector <3 x i32> %threadgroup, <3 x i32> undef, <2 x i32> <i32 0, i32 undef>",
+            "  %a = shufflevector <3 x i32> %threadgroup, <3 x i32> undef, "
+            "<2 x i32> <i32 0, i32 undef>",
             "",
             PoisonError,
             "undefined elements",
@@ -296,7 +297,7 @@ def test_abi_mistakes_are_named() -> None:
         kernel.dispatch([Binding(x)], (1, 1, 1), (64, 1, 1), [0])
     with pytest.raises(AbiError, match="'x' is an output, but the kernel only reads it"):
         kernel.dispatch([Binding(x, True), Binding(y, True)], (1, 1, 1), (64, 1, 1), [0])
-    with pytest.raises(AbiError, match="expected .a multiple of 32, 1, 1."):
+    with pytest.raises(AbiError, match=r"expected .a multiple of 32, 1, 1."):
         kernel.dispatch([Binding(x), Binding(y, True)], (1, 1, 1), (8, 8, 1), [0])
     with pytest.raises(AbiError, match="a threadgroup outside the grid"):
         kernel.dispatch(
