@@ -49,7 +49,7 @@ def main() -> int:
     if options.build:
         from cuda_modules import compile_all
 
-        compile_all(options.folder, ("check", "timed", "tune"))
+        compile_all(options.folder, options.only)
         return 0
     card.CardModule.device = options.device
     results: list[Entry] = []

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.nvidia.forms import create_kernel, form_of
@@ -62,12 +63,16 @@ def tuned_tiers() -> dict[tuple[str, int, int], tuple[KernelTier, ...]]:
     text = resources.files("block32.lowering.nvidia").joinpath("tuned.toml").read_text("utf-8")
     table: dict[tuple[str, int, int], tuple[KernelTier, ...]] = {}
     for shape in tomllib.loads(text)["shapes"]:
-        tiers = tuple(
-            KernelTier(**{n: tuple(v) if isinstance(v, list) else v for n, v in tier.items()})
-            for tier in shape["tiers"]
-        )
+        tiers = tuple(_tier_from_table(fields) for fields in shape["tiers"])
         table[SM_90A.name, shape["n"], shape["k"]] = tiers
     return table
+
+
+def _tier_from_table(fields: dict[str, Any]) -> KernelTier:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    return KernelTier(**values)
 
 
 def unsupported(problem: ScaledMatmul) -> str | None:

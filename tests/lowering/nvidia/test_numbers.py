@@ -1,0 +1,185 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The PTX of every form and type, run in the executor, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.problem import Epilogue, ScaledMatmul
+from block32.runtime import reference
+from tests.lowering.nvidia.kernels import STREAM, TILED, WGMMA, run_kernels
+from tests.numbers import random_operands
+
+#: Error over |x| |w| of f32 sums; the executor's wgmma adds exactly, so it is no worse here.
+TOLERANCE = 1e-6
+
+_ROUNDING = {"f32": 0.0, "bf16": 2.0**-8, "f16": 2.0**-11}
+
+
+def scaled_operands(
+    problem: ScaledMatmul, m: int, seed: int = 0
+) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Operands by name, the result in float64, and the |x| |w| that errors are measured by."""
+    operands = random_operands(problem, m, seed)
+    if problem.result == "f16":
+        for scales in (operands.lhs_scale, operands.rhs_scale):
+            scales[...] = 119 + scales % 3  # no overflow, few subnormals
+    arrays = {
+        "lhs": operands.lhs,
+        "rhs": operands.rhs,
+        "lhs_scale": operands.lhs_scale,
+        "rhs_scale": operands.rhs_scale,
+    }
+    magnitudes = replace(operands, lhs=operands.lhs & 0x7F, rhs=_absolute(operands.rhs, problem))
+    return arrays, operands.expected(), magnitudes.expected()
+
+
+def _absolute(codes: npt.NDArray[np.uint8], problem: ScaledMatmul) -> npt.NDArray[np.uint8]:
+    return codes & (0x77 if problem.rhs == "f4E2M1FN" else 0x7F)
+
+
+def assert_close(
+    y: npt.NDArray[Any],
+    want: npt.NDArray[np.float64],
+    magnitude: npt.NDArray[np.float64],
+    result: str,
+) -> None:
+    rounding = np.abs(want) * _ROUNDING[result] + (2.0**-25 if result == "f16" else 0.0)
+    error = np.abs(y.astype(np.float64) - want) - rounding
+    assert np.max(error / magnitude) < TOLERANCE
+
+
+STREAM_16 = KernelTier("stream", tile=(16, 16, 256), warps=4, stages=2)
+WIDE = KernelTier("tiled", tile=(128, 64, 32), warps=8, stages=3, order="m")
+
+PROBLEM = ScaledMatmul(None, 40, 288)
+
+CASES = {
+    "stream": (PROBLEM, "sm_90a", STREAM, 5),
+    "stream on fp8 mma": (PROBLEM, "sm_89", STREAM, 8),
+    "stream, steps of 256": (replace(PROBLEM, n=33, k=544), "sm_90a", STREAM_16, 11),
+    "stream, more warps than steps": (replace(PROBLEM, k=40), "sm_90a", STREAM, 1),
+    "stream, one column": (replace(PROBLEM, n=1, k=128), "sm_90a", STREAM, 3),
+    "stream, odd K": (replace(PROBLEM, n=33, k=77), "sm_90a", STREAM, 3),
+    "stream, 1x32": (replace(PROBLEM, rhs_block=(1, 32)), "sm_90a", STREAM, 7),
+    "stream, fp4": (replace(PROBLEM, rhs="f4E2M1FN", k=296), "sm_90a", STREAM, 3),
+    "stream, fp4, 1x32, known M": (
+        ScaledMatmul(3, 40, 288, rhs="f4E2M1FN", rhs_block=(1, 32), result="bf16"),
+        "sm_89",
+        STREAM,
+        3,
+    ),
+    "stream, two tiles of rows": (replace(PROBLEM, result="f16"), "sm_90a", STREAM, 19),
+    "tiled": (replace(PROBLEM, n=72), "sm_90a", TILED, 70),
+    "tiled on fp8 mma, e5m2": (replace(PROBLEM, lhs="f8E5M2", n=97), "sm_89", TILED, 33),
+    "tiled, e5m2 weights": (replace(PROBLEM, rhs="f8E5M2", result="bf16"), "sm_90a", TILED, 5),
+    "tiled, fp4": (replace(PROBLEM, rhs="f4E2M1FN", k=136), "sm_90a", TILED, 17),
+    "tiled, 1x32": (replace(PROBLEM, rhs_block=(1, 32), n=66), "sm_90a", TILED, 64),
+    "tiled, one block a step": (replace(PROBLEM, n=72, k=160), "sm_90a", WIDE, 130),
+    "wgmma": (replace(PROBLEM, n=72), "sm_90a", WGMMA, 70),
+    "wgmma, two warpgroups": (
+        replace(PROBLEM, k=320, result="bf16"),
+        "sm_90a",
+        replace(WGMMA, tile=(128, 96, 128), warps=8, mma=(64, 96, 32)),
+        100,
+    ),
+    "wgmma, 1x32, e5m2": (
+        replace(PROBLEM, rhs_block=(1, 32), lhs="f8E5M2", k=136),
+        "sm_90a",
+        WGMMA,
+        9,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_form_is_right(case: str):
+    problem, target, tier, m = CASES[case]
+    arrays, want, magnitude = scaled_operands(problem, m)
+    y = run_kernels(problem, target, tier, arrays, m)
+    assert_close(y, want, magnitude, problem.result)
+
+
+@pytest.mark.parametrize("tier", [STREAM, TILED, WGMMA], ids=["stream", "tiled", "wgmma"])
+def test_extreme_and_nan_scales(tier: KernelTier):
+    problem = replace(PROBLEM, n=64, k=128)
+    ones = np.full((9, 128), 0x38, np.uint8)
+    arrays = {"lhs": ones, "rhs": np.full((64, 128), 0x38, np.uint8)}
+
+    def run(lhs_scale: npt.NDArray[np.uint8], rhs_scale: npt.NDArray[np.uint8]):
+        scales = {"lhs_scale": lhs_scale, "rhs_scale": rhs_scale}
+        return run_kernels(problem, "sm_90a", tier, arrays | scales, 9)
+
+    for a, b in ((254, 0), (0, 254), (1, 253)):
+        y = run(np.full((9, 4), a, np.uint8), np.full((2, 4), b, np.uint8))
+        assert (y == 128.0).all()
+    lhs_scale = np.full((9, 4), 127, np.uint8)
+    lhs_scale[7, 2] = 255
+    is_nan = np.isnan(run(lhs_scale, np.full((2, 4), 127, np.uint8)))
+    assert is_nan[7].all()
+    assert is_nan.sum() == 64
+
+
+def test_blocks_of_far_apart_scales_are_scaled_one_by_one():
+    problem = replace(PROBLEM, n=32, k=64)
+    arrays, _, _ = scaled_operands(problem, 8)
+    arrays["lhs_scale"][:, 0], arrays["lhs_scale"][:, 1] = 137, 117
+    want = reference.scaled_matmul(
+        arrays["lhs"], arrays["lhs_scale"], arrays["rhs"], arrays["rhs_scale"]
+    )
+    y = run_kernels(problem, "sm_90a", STREAM, arrays, 8)
+    assert np.max(np.abs(y - want)) <= TOLERANCE * np.max(np.abs(want))
+
+
+@pytest.mark.parametrize("rhs", ["f8E4M3FN", "f4E2M1FN"])
+@pytest.mark.parametrize("lhs", ["bf16", "f16"])
+@pytest.mark.parametrize("tier", [STREAM, TILED], ids=["stream", "tiled"])
+def test_unquantised_activations(lhs: str, rhs: str, tier: KernelTier):
+    problem = replace(PROBLEM, lhs=lhs, lhs_scaled=False, rhs=rhs, k=136)
+    arrays, _, _ = scaled_operands(replace(PROBLEM, rhs=rhs, k=136), 9)
+    dtype = ml_dtypes.bfloat16 if lhs == "bf16" else np.float16
+    x = np.random.default_rng(3).standard_normal((9, 136)).astype(dtype)
+    element = "e4m3" if rhs == "f8E4M3FN" else "e2m1"
+    w = reference.dequantize(arrays["rhs"], arrays["rhs_scale"], (32, 32), element)
+    w = w[:, :136]
+    operands = {"lhs": x, "rhs": arrays["rhs"], "rhs_scale": arrays["rhs_scale"]}
+    y = run_kernels(problem, "sm_90a", tier, operands, 9)
+    wide = x.astype(np.float64)
+    assert_close(y, wide @ w.T, np.abs(wide) @ np.abs(w).T, "f32")
+
+
+@pytest.mark.parametrize("tier", [STREAM, TILED], ids=["stream", "tiled"])
+def test_the_epilogue_is_applied_before_the_rounding(tier: KernelTier):
+    epilogue = Epilogue(row_scale=True, scale=True, bias="bf16", residual="f16", activation="relu")
+    problem = replace(PROBLEM, epilogue=epilogue, result="bf16")
+    arrays, y, magnitude = scaled_operands(problem, 9)
+    rng = np.random.default_rng(5)
+    row_scale = rng.uniform(0.5, 2, 9).astype(np.float32)
+    bias = rng.standard_normal(40).astype(ml_dtypes.bfloat16)
+    residual = rng.standard_normal((9, 40)).astype(np.float16)
+    arrays |= {
+        "row_scale": row_scale,
+        "scale": np.array([0.25], np.float32),
+        "bias": bias,
+        "residual": residual,
+    }
+    factor = row_scale.astype(np.float64)[:, None] * 0.25
+    added = bias.astype(np.float64) + residual.astype(np.float64)
+    want = np.maximum(y * factor + added, 0)
+    result = run_kernels(problem, "sm_90a", tier, arrays, 9)
+    assert_close(result, want, magnitude * factor + 1, "bf16")
+
+
+def test_what_lies_behind_the_last_row_is_not_read():
+    # The executor refuses any access outside a buffer: y's rows past M and w's past N as well.
+    problem = replace(PROBLEM, n=65, k=96)
+    arrays, want, magnitude = scaled_operands(problem, 66)
+    assert_close(run_kernels(problem, "sm_90a", TILED, arrays, 66), want, magnitude, "f32")
