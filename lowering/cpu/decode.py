@@ -98,7 +98,13 @@ class Decoder:
             if self.isa.dot == "bf16":
                 return pairs
             return [half for operand in pairs for half in split_pairs(operand)]
-        return [self._widen(piece, raw) for piece in ops.parts(codes, self.isa.lanes)]
+        # Two registers of f32 come from one of 16-bit words.
+        size = min(2 * self.isa.lanes, ops.length(codes))
+        return [
+            operand
+            for piece in ops.parts(codes, size)
+            for operand in ops.parts(self._widen(piece, raw), self.isa.lanes)
+        ]
 
     def natural(self, codes: ir.Value) -> list[ir.Value]:
         """Decode a chunk of codes into operands in the order of K."""
@@ -156,18 +162,22 @@ class Decoder:
         """
         small = self.small
         words = ops.convert(arith.extui, codes, ops.i16())
-        magnitude = arith.andi(words, ops.splat(small.magnitude_mask, words.type))
-        magnitude = arith.shli(magnitude, ops.splat(10 - small.mantissa_bits, words.type))
+        type_ = words.type
+        # The code goes to the top of the word, and its exponent down to where an f16's ends: the
+        # sign stays on top, and its copies are masked away.
+        exponent_bits = small.bits - 1 - small.mantissa_bits
+        words = arith.shli(words, ops.splat(16 - small.bits, type_))
+        if exponent_bits < 5:
+            words = arith.shrsi(words, ops.splat(5 - exponent_bits, type_))
+            fields = 0x8000 | small.magnitude_mask << (10 - small.mantissa_bits)
+            words = arith.andi(words, ops.splat(fields, type_))
         if small.has_specials and small.infinity is None:
-            # NaN is the one code whose field sum carries into the exponent's top bit: a compare
-            # would cost LLVM a blend in f32.
-            unit = ops.splat(1 << (10 - small.mantissa_bits), words.type)
-            top = arith.andi(arith.addi(magnitude, unit), ops.splat(0x4000, words.type))
-            magnitude = arith.ori(magnitude, top)
-        sign = arith.andi(words, ops.splat(small.sign_mask, words.type))
-        sign = arith.shli(sign, ops.splat(16 - small.bits, words.type))
-        half = ops.bitcast(arith.ori(magnitude, sign), ir.F16Type.get())
-        return ops.convert(arith.extf, half, ops.f32())
+            # NaN is the one code whose magnitude plus one carries into the exponent's top bit: a
+            # compare would cost LLVM a blend in f32.
+            unit = ops.splat(1 << (10 - small.mantissa_bits), type_)
+            top = arith.andi(arith.addi(words, unit), ops.splat(0x4000, type_))
+            words = arith.ori(words, top)
+        return ops.convert(arith.extf, ops.bitcast(words, ir.F16Type.get()), ops.f32())
 
     def _widen_by_integers(self, codes: ir.Value) -> ir.Value:
         """Rebias the fields as integers; subnormals by one exact f32 subtraction."""

@@ -10,6 +10,7 @@ from iree.compiler import ir
 
 from block32.lowering.common.index import Index
 from block32.lowering.cpu import ops
+from block32.lowering.cpu.fold import FoldCheck
 from block32.lowering.cpu.isa import InstructionSet
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ELEMENT_BITS, ScaledMatmul, ceil_div
@@ -50,6 +51,21 @@ def flat_scales(kernel: KernelContext, name: str) -> ir.Value:
     if isinstance(count, int):
         return kernel.memref(name, f"memref<{count}xi8>")
     return kernel.memref(name, "memref<?xi8>", (count,))
+
+
+def lhs_fold_check(kernel: KernelContext) -> FoldCheck:
+    """Whether scales of x may be folded."""
+    scales = flat_scales(kernel, "lhs_scale")
+    lhs = kernel.problem.lhs
+    return FoldCheck(kernel.problem, lhs, lhs_elements(kernel), scales, kernel.m, share=1)
+
+
+def rhs_fold_check(kernel: KernelContext) -> FoldCheck:
+    """Whether scales of w may be folded."""
+    problem = kernel.problem
+    scales = flat_scales(kernel, "rhs_scale")
+    share = problem.rhs_block[0]
+    return FoldCheck(problem, problem.rhs, rhs_codes(kernel), scales, problem.n, share)
 
 
 def _row_memref(kernel: KernelContext, name: str, columns: int, element: str) -> ir.Value:

@@ -19,6 +19,11 @@ from block32.lowering.common.index import Index, IndexValue, as_value
 LoopBody = Callable[[IndexValue, list[ir.Value]], Sequence[ir.Value]]
 
 
+def i1() -> ir.Type:
+    """The type of conditions."""
+    return ir.IntegerType.get_signless(1)
+
+
 def i8() -> ir.Type:
     """The type of codes and scale bytes."""
     return ir.IntegerType.get_signless(8)
@@ -231,11 +236,26 @@ def when(condition: ir.Value) -> Iterator[None]:
 
 def choose(condition: ir.Value, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
     """Run ``then`` where the i1 ``condition`` holds, else ``otherwise``."""
-    branch = scf.IfOp(condition, [], has_else=True)
+
+    def without_values(body: Callable[[], None]) -> Sequence[ir.Value]:
+        body()
+        return []
+
+    choose_values(condition, [], lambda: without_values(then), lambda: without_values(otherwise))
+
+
+def choose_values(
+    condition: ir.Value,
+    types: Sequence[ir.Type],
+    then: Callable[[], Sequence[ir.Value]],
+    otherwise: Callable[[], Sequence[ir.Value]],
+) -> list[ir.Value]:
+    """The values of ``then`` where the i1 ``condition`` holds, else those of ``otherwise``."""
+    branch = scf.IfOp(condition, list(types), has_else=True)
     for block, body in ((branch.then_block, then), (branch.else_block, otherwise)):
         with ir.InsertionPoint(block):
-            body()
-            scf.yield_([])
+            scf.yield_(list(body()))
+    return list(branch.results)
 
 
 def is_below(a: Index, b: Index) -> ir.Value:

@@ -24,7 +24,7 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, minimum, round_up
 from block32.lowering.cpu import decode, operands, ops
 from block32.lowering.cpu.decode import Decoder
-from block32.lowering.cpu.fold import Factors, all_safe
+from block32.lowering.cpu.fold import Factors
 from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.scales import Exponents
@@ -152,11 +152,9 @@ class _Packer:
     def decide(self, first_row: Index, rows: Index) -> ir.Value:
         """Whether the scales of ``rows`` rows are folded, as an i1; noted for the next launch."""
         if self.scales is None:
-            is_folded = ops.splat(1, ir.IntegerType.get_signless(1))
+            is_folded = ops.splat(1, ops.i1())
         else:
-            flat = operands.flat_scales(self.kernel, "lhs_scale")
-            blocks = self.problem.k_blocks
-            is_folded = all_safe(flat, first_row * blocks, rows * blocks)
+            is_folded = operands.lhs_fold_check(self.kernel).may_fold(first_row, rows)
         flags = folded_flags(self.kernel, self.kernel.workgroup_count())
         ops.store_scalar(ops.convert(arith.extui, is_folded, ops.i32()), flags, [self.part])
         return is_folded

@@ -10,7 +10,7 @@ from iree.compiler.dialects import arith
 from block32.lowering.common.index import Index, IndexValue, minimum
 from block32.lowering.cpu import operands, ops
 from block32.lowering.cpu.decode import Decoder
-from block32.lowering.cpu.fold import Factors, all_safe
+from block32.lowering.cpu.fold import Factors
 from block32.lowering.cpu.isa import InstructionSet
 from block32.lowering.cpu.registers import transpose
 from block32.lowering.cpu.scales import Exponents
@@ -71,47 +71,37 @@ class Panel:
 
     def may_fold(self, column: Index) -> ir.Value:
         """Whether the scales of the panel's columns may be folded for all of K, as an i1."""
-        rows, blocks = self._problem.rhs_scale_shape
+        rows, _ = self._problem.rhs_scale_shape
         share = self._problem.rhs_block[0]
         first = column // share
         count = minimum(rows - first, COLUMNS // share)
-        flat = operands.flat_scales(self._kernel, "rhs_scale")
-        return all_safe(flat, first * blocks, count * blocks)
+        return operands.rhs_fold_check(self._kernel).may_fold(first, count)
 
     def fill(self, column: Index, k: IndexValue, is_folded: ir.Value) -> None:
         """Decode the weights of 64 columns of y from ``k`` on, and their scales."""
         self._fill_scales(column, k // BLOCK_K, is_folded)
         chunk = self._isa.chunk
-        full_chunks, tail = divmod(self._problem.k, chunk)
         first_chunk = k // chunk
-        whole = minimum(full_chunks - first_chunk, self._part_k // chunk)
+        chunks = minimum(-(-self._problem.k // chunk) - first_chunk, self._part_k // chunk)
 
-        def groups(local_chunk: Index, count: int) -> None:
+        def turn_chunk(local: IndexValue) -> None:
             def turn(at: IndexValue) -> None:
                 rows = [self._existing_row(column + at + i) for i in range(_TURNED)]
-                self._turn_chunk(rows, at, k, local_chunk, count)
+                self._turn_chunk(rows, at, first_chunk + local, local)
 
             ops.repeat(0, COLUMNS, _TURNED, turn)
 
-        ops.repeat(0, whole, 1, lambda local: groups(local, chunk))
-        if tail:
-            with ops.when(ops.is_below(full_chunks - first_chunk, self._part_k // chunk)):
-                groups(full_chunks - first_chunk, tail)
+        ops.repeat(0, chunks, 1, turn_chunk)
 
-    def _turn_chunk(
-        self, rows: list[Index], at: Index, k: Index, local_chunk: Index, count: int
-    ) -> None:
+    def _turn_chunk(self, rows: list[Index], at: Index, chunk: Index, local_chunk: Index) -> None:
         """A chunk of 16 rows of w, transposed, decoded and stored.
 
         A square of 16 is transposed at a time. Where codes are looked up in tables, four bytes of
         a row move together as an i32, otherwise single bytes.
         """
         moved = 4 if self._isa.widen == "table" else 1
-        square_k = _TURNED * moved
-        for offset in range(0, self._isa.chunk, square_k):
-            present = min(max(count - offset, 0), square_k)
-            chunk_k = k + local_chunk * self._isa.chunk + offset
-            codes = [self._load(row, chunk_k, present, square_k) for row in rows]
+        for offset in range(0, self._isa.chunk, _TURNED * moved):
+            codes = self._load_square(rows, chunk, offset, _TURNED * moved)
             if moved == 4:
                 codes = [ops.bitcast(row_codes, ops.i32()) for row_codes in codes]
             for i, turned in enumerate(transpose(codes)):
@@ -119,10 +109,27 @@ class Panel:
                     turned = ops.bitcast(turned, ops.i8())
                 self._store_columns(turned, at, local_chunk, offset + i * moved)
 
-    def _load(self, row: Index, k: Index, count: int, width: int) -> ir.Value:
-        if count == 0:
-            return ops.splat(0, ops.vector_type(width, ops.i8()))
-        return self._decoder.load_codes(self._weights, row, k, count, width)
+    def _load_square(
+        self, rows: list[Index], chunk: Index, offset: int, width: int
+    ) -> list[ir.Value]:
+        """``width`` codes of each row, from ``offset`` on in a chunk; zeros past the end of K."""
+        k = chunk * self._isa.chunk + offset
+        full_chunks, tail = divmod(self._problem.k, self._isa.chunk)
+
+        def load(count: int) -> list[ir.Value]:
+            if count <= 0:
+                return [ops.splat(0, ops.vector_type(width, ops.i8()))] * len(rows)
+            return [
+                self._decoder.load_codes(self._weights, row, k, min(count, width), width)
+                for row in rows
+            ]
+
+        if tail == 0:
+            return load(width)
+        # Only the loads differ in a short last chunk: one body keeps the kernel small.
+        is_full = ops.is_below(chunk, full_chunks)
+        types = [ops.vector_type(width, ops.i8())] * len(rows)
+        return ops.choose_values(is_full, types, lambda: load(width), lambda: load(tail - offset))
 
     def _store_columns(self, turned: ir.Value, at: Index, local_chunk: Index, k: int) -> None:
         """16 columns of 1 or 4 K, ``k`` elements into the chunk, as operands into the panel."""

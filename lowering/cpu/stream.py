@@ -17,7 +17,7 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, IndexValue, minimum
 from block32.lowering.cpu import operands, ops, pack
 from block32.lowering.cpu.decode import Decoder
-from block32.lowering.cpu.fold import Factors, all_safe, power_of_two
+from block32.lowering.cpu.fold import Factors, power_of_two
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.registers import (
     lane_sums,
@@ -86,7 +86,7 @@ class _Stream:
         combined = ops.load_scalar(flags, [0])
         for row in range(1, self.rows):
             combined = arith.andi(combined, ops.load_scalar(flags, [row]))
-        return arith.trunci(ir.IntegerType.get_signless(1), combined)
+        return arith.trunci(ops.i1(), combined)
 
     def _group(self, column: IndexValue, x_folded: ir.Value) -> None:
         """16 rows of w, then 16 columns of y."""
@@ -112,10 +112,8 @@ class _Stream:
 
     def _weights_may_fold(self, column: IndexValue, present: Index) -> ir.Value:
         share = self.problem.rhs_block[0]
-        blocks = self.problem.k_blocks
         rows = present if share == 1 else 1
-        flat = operands.flat_scales(self.kernel, "rhs_scale")
-        return all_safe(flat, column // share * blocks, rows * blocks)
+        return operands.rhs_fold_check(self.kernel).may_fold(column // share, rows)
 
     def _store_row(self, row: int, column: Index) -> None:
         self.result.store(ops.load(self.sums, [row, 0], GROUP), row, column)

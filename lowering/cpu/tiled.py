@@ -162,7 +162,7 @@ class _Tiled:
 
         def slab(slab: IndexValue) -> None:
             flag = ops.load_scalar(self.flags, [self.first_slab + slab])
-            x_folded = arith.trunci(ir.IntegerType.get_signless(1), flag)
+            x_folded = arith.trunci(ops.i1(), flag)
             ops.choose(
                 arith.andi(x_folded, is_folded),
                 lambda: self._folded_slab(slab, k),

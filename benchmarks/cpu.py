@@ -1,0 +1,277 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""CPU kernels against stock IREE, NumPy and PyTorch, in one run.
+
+    python benchmarks/cpu.py                           # the default shapes, on this machine's CPU
+    python benchmarks/cpu.py 8x7168x2048 --cpu=haswell # one shape, with AVX2 kernels
+    python benchmarks/cpu.py --plot=roofline.png       # and a roofline (needs the extra ``plot``)
+
+Everything is compiled first. Then the contenders take turns, each round in another order, so that
+whatever else the machine does hits all of them; medians are compared. Contenders:
+
+- ``block32``: our kernels (W8A8, e4m3, 32x32 scales on w).
+- ``stock scaled``: the same as a four-operand ``linalg.generic`` with ``arith.scaling_extf``,
+  compiled by IREE alone.
+- ``stock f32``: IREE's own f32 matmul of the same shape.
+- ``numpy f32``: ``x @ w.T`` in f32.
+- ``torch bf16``: ``torch.nn.functional.linear`` with a weight that is bf16 already, if installed.
+- ``read``: a f32 matrix-vector product in NumPy that reads as many bytes as w has: the bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from iree import runtime
+from iree.compiler import ir
+from rich.console import Console
+from rich.table import Table
+
+from block32.lowering.cpu.target import CpuTarget
+from block32.lowering.host import build_standalone_module
+from block32.lowering.kernel_module import KernelSpec
+from block32.lowering.problem import ScaledMatmul
+from block32.tools.iree_compile import device_facts, run_iree_compile
+
+DEFAULT_SHAPES = ((1, 4096, 4096), (8, 7168, 2048), (32, 7168, 2048), (256, 4096, 4096))
+OURS = "block32"
+#: A contender slower than this many seconds a run takes part in a few rounds only.
+SLOW_SECONDS = 0.5
+SLOW_ROUNDS = 3
+
+#: What stock IREE compiles: an input program, with the matmul's sizes left open.
+STOCK_SCALED = """
+#x = affine_map<(m, n, b, k) -> (m, b, k)>
+#x_scale = affine_map<(m, n, b, k) -> (m, b)>
+#w = affine_map<(m, n, b, k) -> (n, b, k)>
+#w_scale = affine_map<(m, n, b, k) -> (n floordiv 32, b)>
+#y = affine_map<(m, n, b, k) -> (m, n)>
+func.func @main(%x: tensor<{m}x{b}x32xf8E4M3FN>, %w: tensor<{n}x{b}x32xf8E4M3FN>,
+                %xs: tensor<{m}x{b}xf8E8M0FNU>, %ws: tensor<{n32}x{b}xf8E8M0FNU>)
+    -> tensor<{m}x{n}xf32> {{
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<{m}x{n}xf32>
+  %init = linalg.fill ins(%zero : f32) outs(%empty : tensor<{m}x{n}xf32>) -> tensor<{m}x{n}xf32>
+  %y = linalg.generic {{indexing_maps = [#x, #w, #x_scale, #w_scale, #y],
+      iterator_types = ["parallel", "parallel", "reduction", "reduction"]}}
+      ins(%x, %w, %xs, %ws : tensor<{m}x{b}x32xf8E4M3FN>, tensor<{n}x{b}x32xf8E4M3FN>,
+          tensor<{m}x{b}xf8E8M0FNU>, tensor<{n32}x{b}xf8E8M0FNU>)
+      outs(%init : tensor<{m}x{n}xf32>) {{
+  ^bb0(%a: f8E4M3FN, %c: f8E4M3FN, %sa: f8E8M0FNU, %sc: f8E8M0FNU, %sum: f32):
+    %fa = arith.scaling_extf %a, %sa : f8E4M3FN, f8E8M0FNU to f32
+    %fc = arith.scaling_extf %c, %sc : f8E4M3FN, f8E8M0FNU to f32
+    %p = arith.mulf %fa, %fc : f32
+    %r = arith.addf %sum, %p : f32
+    linalg.yield %r : f32
+  }} -> tensor<{m}x{n}xf32>
+  return %y : tensor<{m}x{n}xf32>
+}}
+"""
+STOCK_F32 = """
+func.func @main(%x: tensor<{m}x{k}xf32>, %w: tensor<{k}x{n}xf32>) -> tensor<{m}x{n}xf32> {{
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<{m}x{n}xf32>
+  %init = linalg.fill ins(%zero : f32) outs(%empty : tensor<{m}x{n}xf32>) -> tensor<{m}x{n}xf32>
+  %y = linalg.matmul ins(%x, %w : tensor<{m}x{k}xf32>, tensor<{k}x{n}xf32>)
+                     outs(%init : tensor<{m}x{n}xf32>) -> tensor<{m}x{n}xf32>
+  return %y : tensor<{m}x{n}xf32>
+}}
+"""
+
+Shape = tuple[int, int, int]
+
+
+@dataclass
+class Contender:
+    """Somebody who computes the matmul.
+
+    Attributes:
+        name: For the table.
+        run: Computes it once.
+        seconds: What each run took.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        """The median of its runs in seconds."""
+        return statistics.median(self.seconds)
+
+
+def our_module(problem: ScaledMatmul, flags: tuple[str, ...]) -> bytes:
+    """The vmfb of our kernels for ``problem``."""
+    target = CpuTarget()
+    config = target.select(problem, device_facts(flags)).config
+    assert config is not None
+    with ir.Context(), ir.Location.unknown():
+        source = str(build_standalone_module(KernelSpec(problem, target, config.tiers)))
+    return run_iree_compile(["-", *flags], stdin=source.encode())
+
+
+def iree_contender(name: str, vmfb: bytes, arrays: list[np.ndarray]) -> Contender:
+    """A compiled module whose operands are on the device already."""
+    config = runtime.Config("local-task")
+    module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
+    function = runtime.load_vm_module(module, config)["main"]
+    operands = [runtime.asdevicearray(config.device, array) for array in arrays]
+    return Contender(name, lambda: function(*operands), [])
+
+
+def contenders(shape: Shape, flags: tuple[str, ...]) -> list[Contender]:
+    """Compile everything for one shape."""
+    m, n, k = shape
+    problem = ScaledMatmul(m, n, k)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((m, k), np.float32)
+    w = rng.standard_normal((n, k), np.float32)
+    x8, w8 = x.astype(ml_dtypes.float8_e4m3fn), w.astype(ml_dtypes.float8_e4m3fn)
+    as_scale = ml_dtypes.float8_e8m0fnu
+    x_scale = rng.integers(120, 130, (m, problem.k_blocks), np.uint8).view(as_scale)
+    w_scale = rng.integers(120, 130, problem.rhs_scale_shape, np.uint8).view(as_scale)
+    found = [iree_contender(OURS, our_module(problem, flags), [x8, w8, x_scale, w_scale])]
+    if k % 32 == 0 and n % 32 == 0:
+        sizes = {"m": m, "n": n, "b": k // 32, "n32": n // 32}
+        stock = run_iree_compile(["-", *flags], stdin=STOCK_SCALED.format(**sizes).encode())
+        blocks = [x8.reshape(m, -1, 32), w8.reshape(n, -1, 32), x_scale, w_scale]
+        found.append(iree_contender("stock scaled", stock, blocks))
+    stock = run_iree_compile(["-", *flags], stdin=STOCK_F32.format(m=m, n=n, k=k).encode())
+    found.append(iree_contender("stock f32", stock, [x, np.ascontiguousarray(w.T)]))
+    found.append(Contender("numpy f32", lambda: x @ w.T, []))
+    found += torch_contender(x, w)
+    matrix = rng.standard_normal((n, max(k // 4, 1)), np.float32)
+    vector = np.ones(matrix.shape[1], np.float32)
+    found.append(Contender("read", lambda: matrix @ vector, []))
+    return found
+
+
+def torch_contender(x: np.ndarray, w: np.ndarray) -> list[Contender]:
+    """PyTorch, where it is installed."""
+    try:
+        import torch  # type: ignore[import-not-found]
+    except ImportError:
+        return []
+    torch.set_num_threads(os.cpu_count() or 1)
+    x16, w16 = (torch.from_numpy(array).to(torch.bfloat16) for array in (x, w))
+    return [Contender("torch bf16", lambda: torch.nn.functional.linear(x16, w16), [])]
+
+
+def measure(group: list[Contender], rounds: int) -> None:
+    """Let the contenders take turns, each round starting with another one."""
+    for contender in group:
+        contender.run()  # the first run pays for allocations
+    for i in range(rounds):
+        turn = i % len(group)
+        for contender in group[turn:] + group[:turn]:
+            is_slow = bool(contender.seconds) and contender.median > SLOW_SECONDS
+            if is_slow and len(contender.seconds) >= SLOW_ROUNDS:
+                continue
+            start = time.perf_counter()
+            contender.run()
+            contender.seconds.append(time.perf_counter() - start)
+
+
+def table(shape: Shape, group: list[Contender]) -> Table:
+    """Medians, and how much longer than ours each takes."""
+    m, n, k = shape
+    ours = group[0].median
+    result = Table(title=f"M={m} N={n} K={k}", title_justify="left")
+    for column in ("", "median ms", "best ms", "runs", "ratio to block32", "GFLOP/s", "w GB/s"):
+        result.add_column(column, justify="left" if not column else "right")
+    bytes_per_element = {OURS: 1, "stock scaled": 1, "read": 1, "torch bf16": 2}
+    for contender in group:
+        median = contender.median
+        moved = n * k * bytes_per_element.get(contender.name, 4)
+        flops = "" if contender.name == "read" else f"{2 * m * n * k / median / 1e9:.1f}"
+        result.add_row(
+            contender.name,
+            f"{median * 1e3:.3f}",
+            f"{min(contender.seconds) * 1e3:.3f}",
+            str(len(contender.seconds)),
+            f"{median / ours:.2f}",
+            flops,
+            f"{moved / median / 1e9:.1f}",
+        )
+    return result
+
+
+def draw_roofline(results: dict[Shape, list[Contender]], path: Path) -> None:
+    """GFLOP/s over FLOPs a byte of w, under the measured bandwidth and NumPy's best f32 rate."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise SystemExit("error: --plot needs matplotlib: pip install 'block32[plot]'") from None
+    figure, axes = pyplot.subplots()
+    bandwidth = compute = 0.0
+    points: dict[str, list[tuple[float, float]]] = {}
+    for (m, n, k), group in results.items():
+        for contender in group:
+            rate = 2 * m * n * k / contender.median / 1e9
+            if contender.name == "read":
+                bandwidth = max(bandwidth, n * k / contender.median / 1e9)
+                continue
+            if contender.name == "numpy f32":
+                compute = max(compute, rate)
+            width = {OURS: 1, "stock scaled": 1, "torch bf16": 2}.get(contender.name, 4)
+            points.setdefault(contender.name, []).append((2 * m / width, rate))
+    intensities = np.geomspace(0.25, 1024, 64)
+    roof = np.minimum(intensities * bandwidth, compute)
+    axes.loglog(intensities, roof, "k--", label=f"read {bandwidth:.0f} GB/s, f32 {compute:.0f}")
+    for name, values in points.items():
+        axes.loglog(*zip(*sorted(values), strict=True), "o-", label=name)
+    axes.set_xlabel("FLOP a byte of w")
+    axes.set_ylabel("GFLOP/s")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def parse_shape(text: str) -> Shape:
+    """``MxNxK`` as three positive integers."""
+    try:
+        m, n, k = (int(part) for part in text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected MxNxK but got '{text}'") from None
+    if min(m, n, k) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive sizes but got '{text}'")
+    return m, n, k
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("shapes", nargs="*", type=parse_shape, metavar="MxNxK")
+    parser.add_argument("--rounds", type=int, default=21, help="turns that everybody takes")
+    parser.add_argument("--cpu", default="host", help="the CPU to compile for, as LLVM names it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a roofline")
+    options = parser.parse_args()
+    flags = (*CpuTarget().compile_flags()[:-1], f"--iree-llvmcpu-target-cpu={options.cpu}")
+    console = Console()
+    results: dict[Shape, list[Contender]] = {}
+    for shape in options.shapes or DEFAULT_SHAPES:
+        group = contenders(shape, flags)
+        measure(group, options.rounds)
+        results[shape] = group
+        console.print(table(shape, group))
+    if options.plot:
+        draw_roofline(results, options.plot)
+        console.print(f"wrote {options.plot}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

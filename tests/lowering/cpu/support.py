@@ -1,0 +1,118 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the tests of CPU kernels share: kinds of processors, and compiling a matmul for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from iree import runtime
+from iree.compiler import ir
+
+from block32.lowering.cpu.target import CpuTarget
+from block32.lowering.host import build_standalone_module
+from block32.lowering.kernel_module import KernelSpec
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.target import DeviceFacts
+from block32.tools.iree_compile import device_facts, run_iree_compile
+
+Array = npt.NDArray[Any]
+
+LOCAL = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A kind of processor that kernels are compiled for.
+
+    Attributes:
+        profile: The profile of ``tiles.json`` that it selects.
+        cpu: Its name to LLVM.
+    """
+
+    profile: str
+    cpu: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The iree-compile flags for it."""
+        return (*LOCAL, f"--iree-llvmcpu-target-cpu={self.cpu}")
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """Its features, as IREE sees them."""
+        return device_facts(self.flags)
+
+    def runs_here(self) -> bool:
+        """Whether this machine has every feature that the kernels use."""
+        here = device_facts((*LOCAL, "--iree-llvmcpu-target-cpu=host"))
+        used = {
+            feature
+            for feature in ("avx2", "fma", "f16c", "avx512bf16", "avx512vbmi", "avx512bw")
+            if feature in self.facts.cpu_features
+        }
+        return here.architecture == self.facts.architecture and used <= here.cpu_features
+
+
+X86_PROCESSORS = (
+    Processor("amx", "sapphirerapids"),
+    Processor("avx512_bf16", "znver4"),
+    Processor("avx512_vbmi", "icelake-server"),
+    Processor("avx512", "skylake-avx512"),
+    Processor("avx2", "haswell"),
+    Processor("generic", "x86-64"),
+)
+HOST = Processor("", "host")
+
+
+def every_processor(test: Any) -> Any:
+    """Run a test once for each kind of x86 processor."""
+    return pytest.mark.parametrize("processor", X86_PROCESSORS, ids=lambda p: p.profile)(test)
+
+
+def skip_unless_it_runs(processor: Processor) -> None:
+    """Skip a test of numbers where this machine lacks the processor's instructions."""
+    if not processor.runs_here():
+        pytest.skip(f"this machine is no {processor.cpu}")
+
+
+def kernel_module(problem: ScaledMatmul, processor: Processor) -> str:
+    """The module that computes ``problem`` with the tiers selected for ``processor``."""
+    target = CpuTarget()
+    config = target.select(problem, processor.facts).config
+    assert config is not None
+    with ir.Context(), ir.Location.unknown():
+        return str(build_standalone_module(KernelSpec(problem, target, config.tiers)))
+
+
+@lru_cache(maxsize=64)
+def compiled(problem: ScaledMatmul, processor: Processor, *flags: str) -> bytes:
+    """The vmfb of ``problem``."""
+    source = kernel_module(problem, processor).encode()
+    return run_iree_compile(["-", *processor.flags, *flags], stdin=source)
+
+
+@lru_cache(maxsize=16)
+def function(problem: ScaledMatmul, processor: Processor) -> Any:
+    """``problem`` as a function of arrays, on the worker threads of this machine."""
+    skip_unless_it_runs(processor)
+    config = runtime.Config("local-task")
+    vmfb = compiled(problem, processor)
+    module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
+    return runtime.load_vm_module(module, config)["main"]
+
+
+def run(problem: ScaledMatmul, processor: Processor, *arguments: Array) -> Array:
+    """The result of ``problem`` on this machine."""
+    return np.asarray(function(problem, processor)(*arguments).to_host())
+
+
+def scales(array: Array) -> Array:
+    """Bytes as the scale type."""
+    return array.view(ml_dtypes.float8_e8m0fnu)

@@ -1,0 +1,110 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The machine code of the innermost loops: instructions that must be there, and none that spill."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from block32.lowering.problem import ScaledMatmul
+from block32.tools.iree_compile import run_iree_compile
+from tests.lowering.cpu.support import X86_PROCESSORS, Processor, kernel_module
+
+PROCESSORS = {processor.profile: processor for processor in X86_PROCESSORS}
+FMA = re.compile(r"v(fmadd|dpbf16ps)")
+
+
+def assembly(problem: ScaledMatmul, processor: Processor, folder: Path) -> str:
+    """The assembly of the kernels of ``problem``."""
+    source = kernel_module(problem, processor).encode()
+    flags = (*processor.flags, f"--iree-hal-dump-executable-files-to={folder}")
+    run_iree_compile(["-", *flags], stdin=source)
+    (path,) = folder.glob("*.s")
+    return path.read_text()
+
+
+def loops(text: str) -> list[list[str]]:
+    """Blocks that end by jumping to their own start: the innermost loops, as instructions."""
+    found = []
+    for label, body in re.findall(r"^(\.LBB\w+):(.*?)(?=^\.L(?:BB|func_end))", text, re.M | re.S):
+        lines = [line.split("#")[0].strip() for line in body.splitlines()]
+        code = [line for line in lines if line and not line.startswith(".")]
+        ends = [i for i, line in enumerate(code) if re.match(rf"j\w+\s+{re.escape(label)}$", line)]
+        if ends:
+            found.append(code[: ends[-1] + 1])
+    return found
+
+
+def hot_loop(text: str, wanted: str) -> list[str]:
+    """The loop with the largest share of ``wanted`` instructions among those that have any."""
+    having = [loop for loop in loops(text) if any(re.match(wanted, line) for line in loop)]
+    assert having, f"no loop holds {wanted}"
+    return max(having, key=lambda loop: sum(bool(re.match(wanted, i)) for i in loop) / len(loop))
+
+
+def mnemonics(loop: list[str]) -> Counter[str]:
+    return Counter(line.split()[0] for line in loop)
+
+
+@pytest.mark.parametrize(
+    ("profile", "product", "tile_products", "loads"),
+    [
+        ("amx", "vfmadd231ps", 24, 10),
+        ("avx512_bf16", "vdpbf16ps", 24, 10),
+        ("avx512", "vfmadd231ps", 24, 10),
+        ("avx2", "vfmadd231ps", 12, 8),
+    ],
+)
+def test_the_tiled_loop_is_products_and_loads(
+    profile: str, product: str, tile_products: int, loads: int, tmp_path: Path
+) -> None:
+    """A step of the register tile: its products, a load an operand, and no spill."""
+    text = assembly(ScaledMatmul(96, 256, 512), PROCESSORS[profile], tmp_path)
+    loop = hot_loop(text, product)
+    counts = mnemonics(loop)
+    steps = counts[product] // tile_products
+    assert steps >= 1 and counts[product] == steps * tile_products
+    assert not any("rsp" in line or "rbp" in line for line in loop), "the loop spills"
+    moves = sum(n for name, n in counts.items() if name.startswith(("vmov", "vbroadcast", "vpbr")))
+    assert moves <= steps * loads
+    assert len(loop) <= counts[product] + moves + 6
+
+
+@pytest.mark.parametrize(
+    ("profile", "product", "lookup"),
+    [
+        ("amx", "vdpbf16ps", "vperm[it]2b"),
+        ("avx512_vbmi", "vfmadd", "vperm[it]2b"),
+        ("avx2", "vfmadd", "vcvtph2ps"),
+    ],
+)
+def test_the_stream_loop_decodes_in_registers(
+    profile: str, product: str, lookup: str, tmp_path: Path
+) -> None:
+    """M = 1: codes are looked up or converted a register at a time, without scalar code."""
+    text = assembly(ScaledMatmul(1, 256, 512), PROCESSORS[profile], tmp_path)
+    loop = hot_loop(text, product)
+    counts = mnemonics(loop)
+    assert any(re.match(lookup, name) for name in counts)
+    assert not any(re.match(r"vp(extr|insr)|movzb|vgather", name) for name in counts), counts
+    assert not any(re.search(r"\$\S+, -?\d*\(%r[sb]p\)", line) for line in loop)
+    assert len(loop) <= 40
+
+
+@pytest.mark.parametrize("m", [4, 8])
+def test_the_stream_loop_of_several_rows_does_not_spill(m: int, tmp_path: Path) -> None:
+    text = assembly(ScaledMatmul(m, 256, 2048), PROCESSORS["amx"], tmp_path)
+    loop = hot_loop(text, "vfmadd")
+    stores = [line for line in loop if re.search(r"^vmov\w+\s+%zmm\d+, -?\d*\(%rsp", line)]
+    assert not stores, stores
+
+
+def test_no_feature_of_a_larger_processor(tmp_path: Path) -> None:
+    """Kernels for baseline x86-64 hold SSE2 alone."""
+    text = assembly(ScaledMatmul(None, 64, 96), PROCESSORS["generic"], tmp_path)
+    assert "mulps" in text
+    assert not re.search(r"%[yz]mm|\bv(mul|add|fmadd)ps\b", text)

@@ -1,0 +1,110 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which kernels the CPU target selects, and which explicit choices it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from block32.dialects.kernel import KernelTier
+from block32.lowering.cpu.formats import SMALL_FLOATS
+from block32.lowering.cpu.isa import INSTRUCTION_SETS
+from block32.lowering.cpu.select import profiles
+from block32.lowering.cpu.target import CpuTarget
+from block32.lowering.problem import ScaledMatmul
+from block32.lowering.target import DeviceFacts
+from block32.runtime import reference
+from tests.lowering.cpu.support import X86_PROCESSORS, Processor
+
+TARGET = CpuTarget()
+DYNAMIC = ScaledMatmul(None, 256, 256)
+AVX2 = DeviceFacts(frozenset({"avx2", "fma", "f16c"}), "x86_64")
+
+
+def tiers(problem: ScaledMatmul, facts: DeviceFacts) -> tuple[KernelTier, ...]:
+    config = TARGET.select(problem, facts).config
+    assert config is not None
+    return config.tiers
+
+
+@pytest.mark.parametrize("processor", X86_PROCESSORS, ids=lambda p: p.profile)
+def test_a_processor_gets_its_profile(processor: Processor) -> None:
+    expected = next(p.tiers for p in profiles() if p.name == processor.profile)
+    assert tiers(DYNAMIC, processor.facts) == expected
+
+
+def test_arm_and_unknown_architectures() -> None:
+    assert tiers(DYNAMIC, DeviceFacts(frozenset({"neon"}), "aarch64"))[0].isa == "neon"
+    assert tiers(DYNAMIC, DeviceFacts(frozenset({"avx2"}), "riscv64"))[0].isa == "generic"
+    # Half of a set is none of it.
+    assert tiers(DYNAMIC, DeviceFacts(frozenset({"avx2"}), "x86_64"))[0].isa == "generic"
+
+
+@pytest.mark.parametrize("lhs", ["f16", "f32"])
+def test_no_bf16_products_for_activations_that_bf16_cannot_hold(lhs: str) -> None:
+    problem = dataclasses.replace(DYNAMIC, lhs=lhs, lhs_scaled=False)
+    for processor in X86_PROCESSORS:
+        assert all(tier.isa != "avx512_bf16" for tier in tiers(problem, processor.facts))
+
+
+def test_a_static_m_gets_one_tier() -> None:
+    (tier,) = tiers(dataclasses.replace(DYNAMIC, m=3), AVX2)
+    assert (tier.form, tier.max_m, tier.tile[0] if tier.tile else 0) == ("stream", None, 3)
+    (tier,) = tiers(dataclasses.replace(DYNAMIC, m=300), AVX2)
+    assert (tier.form, tier.max_m) == ("tiled", None)
+
+
+@pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+def test_the_table_is_valid(profile: object) -> None:
+    """Every tier of the table passes the check of explicit choices."""
+    for tier in profile.tiers:  # type: ignore[attr-defined]
+        isa = next(isa for isa in INSTRUCTION_SETS if isa.name == tier.isa)
+        facts = DeviceFacts(isa.features, (isa.architectures or ("riscv64",))[0])
+        assert TARGET.verify(DYNAMIC, tier, facts) is None
+
+
+STREAM = KernelTier("stream", 4, (4, 128, 32), mma=(4, 2, 32), isa="avx2")
+TILED = KernelTier("tiled", None, (384, 128, 256), mma=(6, 16, 1), isa="avx2")
+
+
+@pytest.mark.parametrize(
+    ("tier", "changes", "reason"),
+    [
+        (STREAM, {"form": "packed"}, "expected form 'stream' or 'tiled' on cpu but got 'packed'"),
+        (STREAM, {"isa": "mmx"}, "expected isa to be one of avx512_bf16, "),
+        (STREAM, {"isa": "avx512"}, "need cpu features that are off: avx512bw, avx512f, avx512vl"),
+        (STREAM, {"weight_layout": "swizzled"}, "expected weight_layout 'plain'"),
+        (STREAM, {"tile": None}, "expected both tile and mma"),
+        (STREAM, {"tile": (3, 128, 32)}, "a stream kernel holds all rows: expected tile[0]"),
+        (STREAM, {"max_m": None}, "a stream kernel holds all rows"),
+        (STREAM, {"tile": (4, 100, 32)}, "expected tile[1] to be a multiple of 16"),
+        (STREAM, {"mma": (4, 3, 32)}, "expected mma[1] to divide 16"),
+        (TILED, {"tile": (384, 100, 256)}, "expected tile[1] to be a multiple of 64"),
+        (TILED, {"tile": (384, 128, 100)}, "expected tile[2] to be a multiple of 32"),
+        (TILED, {"mma": (6, 24, 1)}, "expected mma[1] to be a multiple of 8 that divides 64"),
+    ],
+)
+def test_refuses(tier: KernelTier, changes: dict[str, object], reason: str) -> None:
+    assert TARGET.verify(DYNAMIC, tier, AVX2) is None
+    refused = TARGET.verify(DYNAMIC, dataclasses.replace(tier, **changes), AVX2)  # type: ignore[arg-type]
+    assert refused is not None and reason in refused
+
+
+def test_refuses_an_activation_that_the_instruction_set_cannot_hold() -> None:
+    facts = X86_PROCESSORS[1].facts
+    problem = ScaledMatmul(1, 64, 64, lhs="f32", lhs_scaled=False)
+    tier = KernelTier("stream", None, (1, 128, 64), mma=(1, 1, 64), isa="avx512_bf16")
+    assert TARGET.verify(problem, tier, facts) == "'avx512_bf16' kernels take no f32 activation"
+
+
+@pytest.mark.parametrize(
+    ("name", "element"), [("f8E4M3FN", "e4m3"), ("f8E5M2", "e5m2"), ("f4E2M1FN", "e2m1")]
+)
+def test_the_formats_are_those_of_the_reference(name: str, element: str) -> None:
+    small = SMALL_FLOATS[name]
+    for code in range(small.magnitude_mask + 1):
+        decoded = reference.decode(np.array([code], np.uint8), element)  # type: ignore[arg-type]
+        assert np.array_equal(small.magnitude(code), decoded[0], equal_nan=True), code
