@@ -19,7 +19,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ def _entries(options: argparse.Namespace, kind: str) -> list[Entry]:
 def _check(entries: list[Entry], options: argparse.Namespace) -> Iterator[Entry]:
     """One result a check; a check that raises has failed, and the others go on."""
     matmul = card.float64_matmul()
-    checks = [(entry, _check_shapes, (entry, options, matmul)) for entry in entries]
+    checks: list[tuple[Entry, Callable[..., str], tuple[Any, ...]]] = [
+        (entry, _check_shapes, (entry, options, matmul)) for entry in entries
+    ]
     if options.quick:
         checks = checks[::6]
     checks += [(e, _check_repeats, (e, options)) for e in entries if e["name"].startswith("split")]
@@ -260,7 +262,7 @@ def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
         ours.setdefault(key, {})[entry["target"]] = result.get("us", float("nan"))
         yield result
     import cuda_triton as yardstick
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     bandwidth = yardstick.copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, copy {bandwidth:.2f} TB/s, {time.strftime('%Y-%m-%d')}")
@@ -288,7 +290,7 @@ def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
 def _yardsticks(m: int, n: int, k: int) -> Entry:
     """Microseconds of Triton's best configuration and of torch."""
     import cuda_triton as yardstick
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     calls = 48 if m <= 1024 else 12
     distinct = min(calls, max(2, -(-(3 * 60 << 20) // (n * k))))

@@ -100,16 +100,6 @@ def with_baseline_cpu(options: CompileOptions) -> CompileOptions:
     return dataclasses.replace(options, cpu=_BASELINE_CPU)
 
 
-def _check_target(name: str) -> None:
-    if target_named(name).finishes_binaries:
-        raise DiagnosticError(
-            "block32 spec",
-            f"kernels of target '{name}' replace binaries after IREE has made them, and a "
-            "transform spec ends before that",
-            ("use block32 compile",),
-        )
-
-
 def _check_flags(flags: tuple[str, ...]) -> None:
     for flag in flags:
         name = "--" + flag.lstrip("-").partition("=")[0]

@@ -188,7 +188,7 @@ def _version(package: str) -> str:
 
 def main() -> int:
     """Runs every case; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--emulate", action="store_true", help="run in block32's emulator instead")
     parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose name has TEXT")
     parser.add_argument("-o", dest="report", default="apple_check.json", metavar="FILE")
