@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.machine import COMPUTE_UNITS
 from block32.lowering.problem import ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts, Selection
 
@@ -25,13 +27,42 @@ RHS_BLOCKS = ((1, 32), (32, 32))
 #: Most arrival counters of a launch; with more tiles, partial sums are added by a second launch.
 MAX_COUNTERS = 65536
 
-#: The tiers of a shape that is not in the table.
-DEFAULT_TIERS = (
+#: Kernels for a handful of tokens, which stream the weight.
+SMALL_TIERS = (
     KernelTier("packed", max_m=8, tile=(8, 16, 256), k_pack=2, warps=2, stages=3),
     KernelTier("packed", max_m=32, tile=(32, 32, 256), warps=2, stages=3),
-    KernelTier("tiled", max_m=256, tile=(64, 64, 256), warps=4, stages=2),
-    KernelTier("tiled", tile=(128, 128, 128), warps=4, stages=2),
 )
+
+#: Kernels for more rows, from small tiles to large ones. Deeper pipelines where a step is short:
+#: memory takes about 800 clocks, a step of 64x64x256 has 256 clocks of matrix instructions a wave.
+LARGE_TIERS = (
+    KernelTier("tiled", tile=(64, 64, 256), warps=4, stages=4),
+    KernelTier("tiled", tile=(64, 128, 256), warps=4, stages=3, mma=(32, 32, 64)),
+    KernelTier("tiled", tile=(128, 256, 256), warps=4, stages=2, mma=(32, 32, 64)),
+)
+
+#: A larger tile is taken once it still makes this many workgroups: a larger tile loads less for
+#: each product, but a machine that is mostly idle gains nothing from it.
+WANTED_WORKGROUPS = COMPUTE_UNITS // 2
+
+
+def default_tiers(n: int) -> tuple[KernelTier, ...]:
+    """The tiers of a shape with ``n`` columns that is not in the table."""
+    tiers = list(SMALL_TIERS)
+    usable = [LARGE_TIERS[0]]
+    usable += [tier for tier in LARGE_TIERS[1:] if tier.tile and n > tier.tile[1] // 2]
+    for tier, larger in pairwise(usable):
+        most = rows_below(larger, n)
+        if most > (tiers[-1].max_m or 0):
+            tiers.append(replace(tier, max_m=most))
+    return (*tiers, usable[-1])
+
+
+def rows_below(tier: KernelTier, n: int) -> int:
+    """The most rows with which ``tier`` does not make ``WANTED_WORKGROUPS``."""
+    assert tier.tile is not None
+    block_m, block_n, _ = tier.tile
+    return (ceil_div(WANTED_WORKGROUPS, ceil_div(n, block_n)) - 1) * block_m
 
 
 def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
@@ -40,7 +71,7 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
     if reason:
         return Selection(None, reason)
     tuned = tuned_tiers().get((problem.n, problem.k))
-    tiers = unbounded_last(tuned) if tuned else DEFAULT_TIERS
+    tiers = unbounded_last(tuned) if tuned else default_tiers(problem.n)
     if problem.m is not None:
         m = problem.m
         chosen = next(tier for tier in tiers if tier.max_m is None or m <= tier.max_m)
