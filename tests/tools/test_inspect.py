@@ -60,6 +60,8 @@ def test_json_has_every_kernel_and_its_loop(module: str, capsys: pytest.CaptureF
     assert packed["loop"]["classes"]["mfma"] == 12
     assert packed["loop"]["mfma_clocks"] == 12 * 32
     assert packed["loop"]["widths"]["global load 16"] == 36
+    assert 0 < packed["estimate"]["busy"] <= 1
+    assert packed["estimate"]["bytes_per_clock"] > 0
 
 
 def test_text_lists_registers_and_mix(module: str, capsys: pytest.CaptureFixture[str]):
