@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from block32.lowering.gfx950.machine import WAVE_LANES
+from block32.lowering.gfx950.machine import MEMORY_CLOCKS, WAVE_LANES
 from block32.tools.gfx950_executor import Instruction
 from block32.tools.gfx950_executor.counts import instruction_class
 from block32.tools.gfx950_listing import loop_instructions, memory_operation, mfma_clocks
 
 ISSUE_CLOCKS: Final = 4
-MEMORY_CLOCKS: Final = 800
 LDS_CLOCKS: Final = 128
 
 #: Turns of the loop before the ones that are measured, and those.

@@ -191,6 +191,17 @@ class Geometry:
         return min(most, ceil_div(LDS_READ_CLOCKS, group_clocks))
 
     @property
+    def step_clocks(self) -> int:
+        """Clocks of the matrix unit that a wave needs for one step."""
+        return self.fragments_m * self.fragments_n * self.instructions * self.atom.clocks
+
+    @property
+    def steps_of_a_wave(self) -> int:
+        """Steps that a wave takes of the first range of K."""
+        steps = ceil_div(min(self.partition.size, self.problem.k), self.step)
+        return ceil_div(steps, self.waves) if self.is_packed else steps
+
+    @property
     def lds_bytes(self) -> int:
         """LDS that the kernel allocates."""
         if self.is_packed:
