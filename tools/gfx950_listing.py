@@ -92,6 +92,7 @@ def branch_target(instruction: Instruction) -> int | None:
 def facts_of(hsaco: bytes, kernel: Kernel) -> KernelFacts:
     """Everything that ``inspect`` says of a kernel of a code object."""
     code = instructions(hsaco, kernel.name)
+    loop = loop_instructions(code)
     metadata = kernel.metadata
     threads = metadata[".max_flat_workgroup_size"]
     vgprs, agprs = metadata[".vgpr_count"], metadata.get(".agpr_count", 0)
@@ -108,7 +109,7 @@ def facts_of(hsaco: bytes, kernel: Kernel) -> KernelFacts:
         threads=threads,
         occupancy=occupancy(vgprs, kernel.lds_bytes, threads),
         whole=mix_of(code),
-        loop=hot_loop(code),
+        loop=mix_of(loop) if loop else None,
     )
 
 
@@ -126,21 +127,22 @@ def occupancy(registers: int, lds_bytes: int, threads: int) -> int:
     return min(limit, -(-workgroups * waves // SIMDS))
 
 
-def hot_loop(code: Sequence[Instruction]) -> Mix | None:
-    """The mix of the loop with most matrix instructions: the code up to a branch back.
+def loop_instructions(code: Sequence[Instruction]) -> Sequence[Instruction] | None:
+    """The loop with most matrix instructions: the code from a branch's target up to the branch.
 
     Of nested loops with equally many the inner one, which is the shorter.
     """
     positions = {instruction.pc: number for number, instruction in enumerate(code)}
-    best: Mix | None = None
+    best: Sequence[Instruction] | None = None
+    best_key = (0, 0)
     for number, instruction in enumerate(code):
         target = branch_target(instruction)
         if target is None or target > instruction.pc or target not in positions:
             continue
-        mix = mix_of(code[positions[target] : number + 1])
-        key = (mix.classes["mfma"], -mix.count)
-        if mix.classes["mfma"] and (best is None or key > (best.classes["mfma"], -best.count)):
-            best = mix
+        loop = code[positions[target] : number + 1]
+        mfma_count = sum(instruction_class(inside) == "mfma" for inside in loop)
+        if mfma_count and (mfma_count, -len(loop)) > best_key:
+            best, best_key = loop, (mfma_count, -len(loop))
     return best
 
 

@@ -25,11 +25,13 @@ from rich.table import Table
 from block32.dialects.diagnostics import DiagnosticError
 from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950 import select
+from block32.lowering.gfx950.machine import SIMDS, WAVE_LANES
 from block32.lowering.problem import SHORT_NAMES, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
 from block32.tools.apple_inspect import holds_metal
 from block32.tools.apple_inspect import inspect as inspect_metal
+from block32.tools.gfx950_estimate import Estimate, estimate
 from block32.tools.gfx950_executor import (
     ExecutionError,
     Kernel,
@@ -106,12 +108,12 @@ def run(args: argparse.Namespace) -> int:
         for hsaco, kernel in kernels:
             print("\n".join([f"{kernel.name}:", *disassemble(hsaco, kernel.name)]))
         return 0
-    facts = [facts_of(hsaco, kernel) for hsaco, kernel in kernels]
+    inspected = [Inspected.create(hsaco, kernel) for hsaco, kernel in kernels]
     if args.json:
-        json.dump([as_json(kernel) for kernel in facts], sys.stdout, indent=2)
+        json.dump([kernel.as_json() for kernel in inspected], sys.stdout, indent=2)
         print()
     else:
-        _print_facts(facts)
+        _print_inspected(inspected)
     return 0
 
 
@@ -120,6 +122,31 @@ def _bytes_of(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:
         return b""  # `load_hsacos` says why
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspected:
+    """A kernel's facts, and what the in-order model says of its loop."""
+
+    facts: KernelFacts
+    estimate: Estimate | None
+
+    @classmethod
+    def create(cls, hsaco: bytes, kernel: Kernel) -> Inspected:
+        """Read a kernel. The model puts a workgroup's waves on the four SIMDs in turn."""
+        facts = facts_of(hsaco, kernel)
+        waves = max(1, facts.threads // WAVE_LANES // SIMDS)
+        return cls(facts, estimate(instructions(hsaco, kernel.name), waves))
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        values = dict(vars(self.facts))
+        for name in ("whole", "loop"):
+            mix: Mix | None = values[name]
+            if mix is not None:
+                values[name] = {**vars(mix), "per_32_mfma_clocks": _per_mfma(mix)}
+        values["estimate"] = vars(self.estimate) if self.estimate else None
+        return values
 
 
 def load_hsacos(path: str) -> list[bytes]:
@@ -145,21 +172,11 @@ def load_hsacos(path: str) -> list[bytes]:
         raise DiagnosticError("block32", str(error)) from error
 
 
-def as_json(facts: KernelFacts) -> dict[str, Any]:
-    """A kernel's facts as JSON values."""
-    values = dict(vars(facts))
-    for name in ("whole", "loop"):
-        mix: Mix | None = values[name]
-        if mix is not None:
-            values[name] = {**vars(mix), "per_32_mfma_clocks": _per_mfma(mix)}
-    return values
-
-
 def _per_mfma(mix: Mix) -> float | None:
     return round(mix.count / mix.mfma_units, 2) if mix.mfma_clocks else None
 
 
-def _print_facts(facts: list[KernelFacts]) -> None:
+def _print_inspected(inspected: list[Inspected]) -> None:
     console = Console()
     registers = Table(title="kernels", title_justify="left")
     registers.add_column("kernel", overflow="fold")
@@ -167,10 +184,21 @@ def _print_facts(facts: list[KernelFacts]) -> None:
         registers.add_column(column, justify="right")
     loops = Table(title="loops with most matrix instructions", title_justify="left")
     loops.add_column("kernel", overflow="fold")
-    for column in ("all", "MFMA", "clocks", "per 32 clocks", "VALU", "SALU", "waits", "bytes"):
+    for column in (
+        "all",
+        "MFMA",
+        "clocks",
+        "per 32 clocks",
+        "VALU",
+        "SALU",
+        "waits",
+        "bytes",
+        "busy*",
+    ):
         loops.add_column(column, justify="right")
     loops.add_column("memory and LDS", overflow="fold")
-    for kernel in facts:
+    for entry in inspected:
+        kernel = entry.facts
         registers.add_row(
             kernel.name,
             *map(str, (kernel.threads, kernel.vgprs, kernel.agprs, kernel.sgprs)),
@@ -181,14 +209,19 @@ def _print_facts(facts: list[KernelFacts]) -> None:
         )
         mix = kernel.loop or kernel.whole
         loops.add_row(
-            kernel.name + ("" if kernel.loop else " (no loop: whole kernel)"), *_mix_cells(mix)
+            kernel.name + ("" if kernel.loop else " (no loop: whole kernel)"),
+            *_mix_cells(mix),
+            f"{entry.estimate.busy:.2f}" if entry.estimate else "-",
+            _widths(mix),
         )
     console.print(registers)
     console.print(loops)
+    console.print(
+        "* share of the time that the matrix unit works, in an in-order model: an estimate"
+    )
 
 
 def _mix_cells(mix: Mix) -> list[str]:
-    widths = [f"{count}x {what}" for what, count in sorted(mix.widths.items())]
     per_mfma = _per_mfma(mix)
     return [
         str(mix.count),
@@ -199,8 +232,11 @@ def _mix_cells(mix: Mix) -> list[str]:
         str(mix.classes["salu"]),
         str(mix.classes["wait"] + mix.classes["barrier"]),
         str(mix.loaded_bytes),
-        ", ".join(widths),
     ]
+
+
+def _widths(mix: Mix) -> str:
+    return ", ".join(f"{count}x {what}" for what, count in sorted(mix.widths.items()))
 
 
 def disassemble(hsaco: bytes, kernel: str) -> list[str]:

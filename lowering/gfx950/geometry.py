@@ -13,7 +13,14 @@ from block32.lowering.common.packing import Packing
 from block32.lowering.common.partition import SplitPartition
 from block32.lowering.gfx950.atoms import ATOMS, MFMA_16X16X128, KWindow, ScaledAtom
 from block32.lowering.gfx950.fragments import scale_spread
-from block32.lowering.gfx950.machine import CHUNK_BYTES, LDS_BYTES, WAVE_LANES
+from block32.lowering.gfx950.machine import (
+    CHUNK_BYTES,
+    LDS_BYTES,
+    LDS_READ_CLOCKS,
+    SIMDS,
+    VECTOR_REGISTERS,
+    WAVE_LANES,
+)
 from block32.lowering.problem import ELEMENT_BITS, ScaledMatmul, ceil_div
 
 
@@ -174,6 +181,27 @@ class Geometry:
         return ELEMENT_BITS[self.problem.rhs]
 
     @property
+    def groups_ahead(self) -> int:
+        """Tiled: how many fragments of x are read from LDS before they are used.
+
+        As many as the matrix unit needs for what is multiplied while a read takes its time.
+        """
+        group_clocks = self.fragments_n * self.atom.clocks
+        most = self.instructions * self.fragments_m
+        return min(most, ceil_div(LDS_READ_CLOCKS, group_clocks))
+
+    @property
+    def step_clocks(self) -> int:
+        """Clocks of the matrix unit that a wave needs for one step."""
+        return self.fragments_m * self.fragments_n * self.instructions * self.atom.clocks
+
+    @property
+    def steps_of_a_wave(self) -> int:
+        """Steps that a wave takes of the first range of K."""
+        steps = ceil_div(min(self.partition.size, self.problem.k), self.step)
+        return ceil_div(steps, self.waves) if self.is_packed else steps
+
+    @property
     def lds_bytes(self) -> int:
         """LDS that the kernel allocates."""
         if self.is_packed:
@@ -185,25 +213,27 @@ class Geometry:
     def registers(self) -> int:
         """An estimate of the vector registers (VGPR and AGPR) of a lane, in words.
 
-        Accumulators; the weights that are multiplied and those that are on their way; x fragments
-        being read ahead (tiled) or on their way (packed); addresses and scales.
+        Accumulators; operands on their way, of which on average half a step is used already
+        (tiled); x fragments read ahead; addresses. Within a few of what LLVM takes.
         """
         accumulators = self.fragments_m * self.fragments_n * self.atom.result_registers
         x_words = self.atom.chunks(self.lhs_bits) * 4
         w_words = self.atom.chunks(self.rhs_bits) * 4
-        weights = self.fragments_n * self.instructions * w_words
-        scales = (self.fragments_m + self.fragments_n) * self.instructions // self.window.spread
-        addresses = 2 * (self.fragments_m + self.fragments_n) + 40
+        fragments = self.fragments_m + self.fragments_n
+        scales = fragments * self.instructions // self.window.spread
+        step = self.fragments_n * self.instructions * w_words + scales
+        addresses = 2 * fragments + 8
         if self.is_packed:
-            x = self.fragments_m * self.instructions * x_words
-            return accumulators + self.tier.stages * (weights + x + scales) + addresses
-        return accumulators + 2 * (weights + scales) + 3 * x_words + addresses
+            step += self.fragments_m * self.instructions * x_words
+            return accumulators + self.tier.stages * step + addresses
+        ahead = (self.groups_ahead + 1) * x_words
+        return accumulators + (2 * self.tier.stages - 1) * step // 2 + ahead + addresses
 
     @property
     def register_limit(self) -> int:
         """Vector registers that a lane can have with this many waves in a workgroup."""
-        waves_per_simd = max(1, ceil_div(self.waves, 4))
-        return 512 // waves_per_simd
+        waves_per_simd = max(1, ceil_div(self.waves, SIMDS))
+        return VECTOR_REGISTERS // waves_per_simd
 
     def problem_with_tile(self) -> str | None:
         """Which rule of the form the tile breaks, or None."""

@@ -30,6 +30,12 @@ LDS_BYTES: Final = 160 * 1024
 #: Most threads in a workgroup.
 MAX_WORKGROUP: Final = 1024
 
+#: Clocks from a load to its data, about (no public figure; schedules and estimates only).
+MEMORY_CLOCKS: Final = 800
+
+#: Clocks from a read of LDS to its data, about (no public figure; schedules only).
+LDS_READ_CLOCKS: Final = 160
+
 #: Bytes that a lane moves with the widest load, store, or load to LDS.
 CHUNK_BYTES: Final = 16
 

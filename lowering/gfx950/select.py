@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.machine import COMPUTE_UNITS, MEMORY_CLOCKS
 from block32.lowering.problem import ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts, Selection
 
@@ -22,16 +24,64 @@ LHS_TYPES = ("f8E4M3FN", "f8E5M2")
 RHS_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 RHS_BLOCKS = ((1, 32), (32, 32))
 
+#: Most steps of K that a kernel's loop is unrolled by.
+MOST_STAGES = 4
+
 #: Most arrival counters of a launch; with more tiles, partial sums are added by a second launch.
 MAX_COUNTERS = 65536
 
-#: The tiers of a shape that is not in the table.
-DEFAULT_TIERS = (
+#: Kernels for a handful of tokens, which stream the weight.
+SMALL_TIERS = (
     KernelTier("packed", max_m=8, tile=(8, 16, 256), k_pack=2, warps=2, stages=3),
     KernelTier("packed", max_m=32, tile=(32, 32, 256), warps=2, stages=3),
-    KernelTier("tiled", max_m=256, tile=(64, 64, 256), warps=4, stages=2),
-    KernelTier("tiled", tile=(128, 128, 128), warps=4, stages=2),
 )
+
+#: Kernels for more rows, from small tiles to large ones. Deeper pipelines where a step is short:
+#: memory takes about 800 clocks, a step of 64x64x256 has 256 clocks of matrix instructions a wave.
+LARGE_TIERS = (
+    KernelTier("tiled", tile=(64, 64, 256), warps=4, stages=4),
+    KernelTier("tiled", tile=(64, 128, 256), warps=4, stages=3, mma=(32, 32, 64)),
+    KernelTier("tiled", tile=(128, 256, 256), warps=4, stages=2, mma=(32, 32, 64)),
+)
+
+#: A larger tile is taken once it still makes this many workgroups: a larger tile loads less for
+#: each product, but a machine that is mostly idle gains nothing from it.
+WANTED_WORKGROUPS = COMPUTE_UNITS // 2
+
+
+#: Split-K of the default tiers: at least so many K steps in a range, and at most so many ranges.
+STEPS_OF_A_RANGE = 4
+MOST_SPLITS = 8
+
+
+def default_tiers(n: int, k: int) -> tuple[KernelTier, ...]:
+    """The tiers of an [``n``, ``k``] weight that is not in the table."""
+    tiers = [*SMALL_TIERS, replace(LARGE_TIERS[0], max_m=64)]
+    usable = [LARGE_TIERS[0]]
+    usable += [tier for tier in LARGE_TIERS[1:] if tier.tile and n > tier.tile[1] // 2]
+    for tier, larger in pairwise(usable):
+        most = rows_below(larger, n)
+        if most > (tiers[-1].max_m or 0):
+            tiers.append(replace(tier, max_m=most))
+    return (*(fill_machine(tier, n, k) for tier in tiers), usable[-1])
+
+
+def fill_machine(tier: KernelTier, n: int, k: int) -> KernelTier:
+    """The tier with as many splits as give every compute unit a workgroup, for its largest M."""
+    assert tier.tile is not None
+    assert tier.max_m is not None
+    block_m, block_n, block_k = tier.tile
+    tiles = ceil_div(tier.max_m, block_m) * ceil_div(n, block_n)
+    most = k // (STEPS_OF_A_RANGE * block_k * tier.k_pack)
+    splits = min(COMPUTE_UNITS // tiles, most, MOST_SPLITS)
+    return replace(tier, splits=max(1, splits))
+
+
+def rows_below(tier: KernelTier, n: int) -> int:
+    """The most rows with which ``tier`` does not make ``WANTED_WORKGROUPS``."""
+    assert tier.tile is not None
+    block_m, block_n, _ = tier.tile
+    return (ceil_div(WANTED_WORKGROUPS, ceil_div(n, block_n)) - 1) * block_m
 
 
 def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
@@ -40,13 +90,17 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
     if reason:
         return Selection(None, reason)
     tuned = tuned_tiers().get((problem.n, problem.k))
-    tiers = unbounded_last(tuned) if tuned else DEFAULT_TIERS
+    tiers = unbounded_last(tuned) if tuned else default_tiers(problem.n, problem.k)
     if problem.m is not None:
         m = problem.m
         chosen = next(tier for tier in tiers if tier.max_m is None or m <= tier.max_m)
         tiers = (replace(chosen, max_m=None),)
-    fitted = merge_equal([fit(problem, tier) for tier in tiers])
-    return Selection(KernelConfig(NAME, fitted), "tuned shape" if tuned else "default tiles")
+    fitted = [fit(problem, tier) for tier in tiers]
+    if tuned:
+        fitted = [deepen(problem, tier) for tier in fitted]
+    return Selection(
+        KernelConfig(NAME, merge_equal(fitted)), "tuned shape" if tuned else "default tiles"
+    )
 
 
 def why_unsupported(problem: ScaledMatmul, facts: DeviceFacts) -> str | None:
@@ -130,6 +184,24 @@ def fit(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
         if Geometry(problem, candidate).problem_with_tile() is None:
             return _fit_reduction(problem, candidate)
     raise AssertionError(f"no kernel of the form {tier.form} fits {problem.describe()}")
+
+
+def deepen(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
+    """The tier with as many stages as cover the way from memory, within the limits.
+
+    Tables were tuned for kernels that keep both operands in LDS, where more stages cost more.
+    """
+    best = tier
+    for stages in range(tier.stages + 1, MOST_STAGES + 1):
+        geometry = Geometry(problem, best)
+        in_flight = best.stages - (0 if geometry.is_packed else 1)
+        is_covered = in_flight * geometry.step_clocks >= MEMORY_CLOCKS
+        if is_covered or stages > geometry.steps_of_a_wave:
+            break
+        deeper = replace(best, stages=stages)
+        if Geometry(problem, deeper).problem_with_tile() is None:
+            best = deeper
+    return best
 
 
 def _fit_reduction(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:

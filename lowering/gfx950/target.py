@@ -9,7 +9,7 @@ from block32.lowering.common.index import Index, ceil_div, maximum, minimum
 from block32.lowering.common.tile_order import split_workgroups
 from block32.lowering.gfx950 import select, split_k
 from block32.lowering.gfx950.geometry import Geometry
-from block32.lowering.gfx950.machine import VECTOR_REGISTERS, XCDS
+from block32.lowering.gfx950.machine import LDS_BYTES, SIMDS, VECTOR_REGISTERS, XCDS
 from block32.lowering.gfx950.packed import emit_packed
 from block32.lowering.gfx950.tiled import emit_tiled
 from block32.lowering.kernel_context import KernelContext
@@ -26,6 +26,12 @@ from block32.lowering.target import (
 
 GEMM = "gemm"
 REDUCE = "reduce"
+
+#: Registers that a kernel may need beyond their estimate before LLVM has to spill.
+REGISTER_MARGIN = 24
+
+#: More waves on a SIMD than these are not planned for: fewer hide memory's latency just as well.
+MOST_PLANNED_WAVES = 4
 
 
 class Gfx950Target(Target):
@@ -130,6 +136,7 @@ def _most(geometries: list[Geometry], m: Index, need) -> Index:
 
 def _waves_per_simd(geometry: Geometry) -> int:
     """What LLVM should plan for: as many waves as have room, and at least a workgroup's."""
-    least = max(1, geometry.waves // 4)
-    room = VECTOR_REGISTERS // max(1, geometry.registers)
-    return max(least, min(room, 4))
+    least = max(1, geometry.waves // SIMDS)
+    in_registers = VECTOR_REGISTERS // (geometry.registers + REGISTER_MARGIN)
+    in_lds = LDS_BYTES // max(1, geometry.lds_bytes) * geometry.waves // SIMDS
+    return max(least, min(in_registers, in_lds, MOST_PLANNED_WAVES))

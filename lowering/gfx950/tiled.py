@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The tiled form: a workgroup owns BLOCK_M x BLOCK_N of y and walks K, software-pipelined.
 
-x goes straight from memory to LDS, ``stages`` steps of it at a time, and every wave reads its
-fragments from there. w goes straight to the registers of the wave that multiplies it, one step
-ahead. One barrier a step. The rest of K after the last whole step, and matrices whose rows are not
-aligned, are loaded with a check on every piece.
+x goes straight from memory to LDS, where every wave reads its fragments; w goes straight to the
+registers of the wave that multiplies it; both ``stages - 1`` steps ahead. One barrier a step. The
+rest of K after the last whole step, and matrices whose rows are not aligned, are loaded with a
+check on every piece.
 """
 
 from __future__ import annotations
@@ -277,10 +277,10 @@ def multiply(
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """The whole steps: x in LDS ``stages - 1`` steps ahead, w and scales one step ahead.
+    """The whole steps, with the operands of ``stages - 1`` of them on their way.
 
-    The loop is unrolled by ``stages``, so that every LDS buffer and every register set has a fixed
-    place in it.
+    x is on its way to LDS, w and the scales to registers. The loop is unrolled by ``stages``, so
+    that every LDS buffer and every register set has a fixed place in it.
     """
 
     loop: TiledLoop
@@ -297,61 +297,68 @@ class _Pipeline:
 
     def run(self, steps: Index, accumulators: list[ir.Value]) -> list[ir.Value]:
         """The accumulators after ``steps`` whole steps."""
+        on_their_way: list[Step] = []
         for stage in range(self.stages - 1):
-            for load in self._x_loads(self._k(self.start, stage), stage):
+            k = self._k(self.start, stage)
+            for load in self._x_loads(k, stage):
                 load()
-        first = self._load_step(self._k(self.start, 0))
+            on_their_way.append(self._load_step(k))
         self._next_step_is_ready()
         block_k = self.geometry.block_k
         rounds_end = self.start + steps // self.stages * (self.stages * block_k)
 
         def round_of_steps(k: IndexValue, state: list[ir.Value]) -> list[ir.Value]:
-            accumulators, step = self._unpack(state, first)
             for stage in range(self.stages):
-                accumulators, step = self._step(k, stage, accumulators, step)
-            return accumulators + step.values()
+                state = self._step(k, stage, state, on_their_way)
+            return state
 
-        state = accumulators + first.values()
+        state = accumulators + [value for step in on_their_way for value in step.values()]
         state = ops.for_range(self.start, rounds_end, self.stages * block_k, state, round_of_steps)
-        return self._remaining_steps(rounds_end, steps % self.stages, state, first)
+        state = self._remaining_steps(rounds_end, steps % self.stages, state, on_their_way)
+        return state[: len(accumulators)]
 
     def _remaining_steps(
-        self, k: Index, steps: Index, state: list[ir.Value], template: Step
+        self, k: Index, steps: Index, state: list[ir.Value], template: list[Step]
     ) -> list[ir.Value]:
         """Up to ``stages - 1`` steps after the last full round."""
 
         def from_stage(stage: int, state: list[ir.Value]) -> list[ir.Value]:
             if stage == self.stages - 1:
                 return state
+            return ops.if_then(
+                less(stage, steps),
+                state,
+                lambda state: from_stage(stage + 1, self._step(k, stage, state, template)),
+            )
 
-            def one_more(state: list[ir.Value]) -> list[ir.Value]:
-                accumulators, step = self._unpack(state, template)
-                accumulators, step = self._step(k, stage, accumulators, step)
-                return from_stage(stage + 1, accumulators + step.values())
-
-            return ops.if_then(less(stage, steps), state, one_more)
-
-        return self._unpack(from_stage(0, state), template)[0]
-
-    def _unpack(self, state: list[ir.Value], template: Step) -> tuple[list[ir.Value], Step]:
-        count = self.geometry.fragments_m * self.geometry.fragments_n
-        return state[:count], template.with_values(state[count:])
+        return from_stage(0, state)
 
     def _k(self, k: Index, steps_ahead: int) -> Index:
         """Where a step starts; past the end the last one again, whose data nobody will use."""
         return minimum(k + steps_ahead * self.geometry.block_k, self.geometry.last_whole_step)
 
     def _step(
-        self, k: Index, stage: int, accumulators: list[ir.Value], step: Step
-    ) -> tuple[list[ir.Value], Step]:
-        """Multiply one step while the loads for later ones are on their way."""
+        self, k: Index, stage: int, state: list[ir.Value], template: list[Step]
+    ) -> list[ir.Value]:
+        """Multiply one step while the loads for a later one set off.
+
+        Args:
+            k: Where the round of steps starts.
+            stage: The step's number in the round.
+            state: The accumulators, then the values of the steps on their way.
+            template: Steps of the shape of those in ``state``.
+        """
+        count = self.geometry.fragments_m * self.geometry.fragments_n
+        size = len(template[0].values())
+        now = template[0].with_values(state[count : count + size])
         following = Step([], [], [])
         ahead = self.stages - 1
-        loads = self._x_loads(self._k(k, stage + ahead), (stage + ahead) % self.stages)
-        loads += self._step_loads(self._k(k, stage + 1), following)
-        accumulators = self._multiply(stage, accumulators, step, loads)
+        k_ahead = self._k(k, stage + ahead)
+        loads = self._x_loads(k_ahead, (stage + ahead) % self.stages)
+        loads += self._step_loads(k_ahead, following)
+        accumulators = self._multiply(stage, state[:count], now, loads)
         self._next_step_is_ready()
-        return accumulators, following
+        return accumulators + state[count + size :] + following.values()
 
     def _next_step_is_ready(self) -> None:
         """The next step's x is in LDS for all waves, and all are done with this step's."""
@@ -411,8 +418,8 @@ class _Pipeline:
     ) -> list[ir.Value]:
         """All matrix instructions of a step, in groups of one fragment of x.
 
-        The loads are spread over the groups, and the next group's x is read from LDS before this
-        group's is used, so that neither is waited for.
+        The loads are spread over the groups, and x is read from LDS some groups before it is used,
+        so that neither is waited for.
         """
         geometry = self.geometry
         groups = [
@@ -421,14 +428,14 @@ class _Pipeline:
             for m in range(geometry.fragments_m)
         ]
         accumulators = list(accumulators)
-        x_chunks = self.x_tile.read(buffer, *groups[0])
+        ahead = geometry.groups_ahead
+        x_chunks = [self.x_tile.read(buffer, *group) for group in groups[:ahead]]
         for position, (instruction, m) in enumerate(groups):
             for load in share(loads, position, len(groups)):
                 load()
-            x_now = x_chunks
-            if position + 1 < len(groups):
-                x_chunks = self.x_tile.read(buffer, *groups[position + 1])
-            self._multiply_group(instruction, m, x_now, step, accumulators)
+            if position + ahead < len(groups):
+                x_chunks.append(self.x_tile.read(buffer, *groups[position + ahead]))
+            self._multiply_group(instruction, m, x_chunks[position], step, accumulators)
             rocdl.sched_barrier(ops.attribute("#rocdl.sched_group_mask<none>"))
         return accumulators
 

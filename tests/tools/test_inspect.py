@@ -52,27 +52,29 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_json_has_every_kernel_and_its_loop(module: str, capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", module, "--json"]) == 0
     kernels = json.loads(capsys.readouterr().out)
-    assert [k["name"][:10] for k in kernels] == [f"gemm_tier{i}" for i in range(4)]
+    assert [k["name"][:10] for k in kernels] == [f"gemm_tier{i}" for i in range(3)]
     for kernel in kernels:
         assert kernel["vgpr_spills"] == kernel["scratch_bytes"] == 0
         assert kernel["whole"]["classes"]["mfma"] > 0, "every tier uses the matrix unit"
-    tiled = kernels[3]
-    assert tiled["loop"]["classes"]["mfma"] == 32
-    assert tiled["loop"]["mfma_clocks"] == 32 * 32
-    assert tiled["loop"]["widths"]["load to lds 16"] == 8
+    packed = kernels[0]
+    assert packed["loop"]["classes"]["mfma"] == 12
+    assert packed["loop"]["mfma_clocks"] == 12 * 32
+    assert packed["loop"]["widths"]["global load 16"] == 36
+    assert 0 < packed["estimate"]["busy"] <= 1
+    assert packed["estimate"]["bytes_per_clock"] > 0
 
 
 def test_text_lists_registers_and_mix(module: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["inspect", module, "--kernel", "tier3"]) == 0
+    assert main(["inspect", module, "--kernel", "tier2"]) == 0
     text = capsys.readouterr().out
     assert "VGPR" in text
     assert "MFMA" in text
 
 
 def test_disassemble_prints_every_instruction(module: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["inspect", module, "--kernel", "tier3", "--disassemble"]) == 0
+    assert main(["inspect", module, "--kernel", "tier2", "--disassemble"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("gemm_tier3")
+    assert lines[0].startswith("gemm_tier2")
     assert any("v_mfma_scale_f32_16x16x128_f8f6f4" in line for line in lines)
     assert "s_endpgm" in lines[-1]
 

@@ -39,7 +39,27 @@ def test_a_known_m_gets_the_one_tier_that_serves_it():
     for m in ROWS:
         assert len(chosen(ScaledMatmul(m=m, n=5120, k=2048))) == 1
     assert chosen(ScaledMatmul(m=1, n=4096, k=4096))[0].form == "packed"
-    assert chosen(ScaledMatmul(m=4096, n=4096, k=4096))[0].tile == (128, 128, 128)
+    assert chosen(ScaledMatmul(m=4096, n=4096, k=4096))[0].tile == (128, 256, 256)
+
+
+def test_default_tiles_grow_with_the_number_of_workgroups():
+    tiers = chosen(ScaledMatmul(m=None, n=4096, k=4096))
+    assert [(tier.max_m, tier.tile, tier.splits) for tier in tiers] == [
+        (8, (8, 16, 256), 1),
+        (32, (32, 32, 256), 2),
+        (64, (64, 64, 256), 4),
+        (192, (64, 64, 256), 1),
+        (896, (64, 128, 256), 1),
+        (None, (128, 256, 256), 1),
+    ]
+    narrow = chosen(ScaledMatmul(m=None, n=60, k=4096))
+    assert narrow[-1].tile == (64, 64, 256), "no tile that is mostly past N"
+
+
+def test_few_columns_are_split_along_k_until_the_machine_is_full():
+    assert chosen(ScaledMatmul(m=4, n=1024, k=16384))[0].splits == 4
+    assert chosen(ScaledMatmul(m=4, n=1024, k=1024))[0].splits == 1, "too few steps to share"
+    assert chosen(ScaledMatmul(m=1, n=16, k=65536))[0].splits == select.MOST_SPLITS
 
 
 def test_a_table_entry_is_taken_and_stepped_down_to_fit():
