@@ -28,13 +28,13 @@ _WORD = (1 << 64) - 1
 #: Bit of a binding's flags that says that the kernel does not write it (iree/hal/executable.h).
 _READ_ONLY = 1
 
-#: Ops that order or describe work, which happens here at once.
+#: Ops that order or describe work, which happens here one after the other.
 _IGNORED = frozenset(
     {
         *("hal.buffer_usage", "hal.memory_type", "hal.encoding_type", "hal.device.allocator"),
         *("hal.buffer.assert", "hal.fence.create", "hal.fence.join", "hal.fence.await"),
-        *("hal.command_buffer.create", "hal.command_buffer.execution_barrier"),
-        *("hal.command_buffer.finalize", "hal.device.queue.execute", "hal.device.queue.dealloca"),
+        *("hal.command_buffer.execution_barrier", "hal.command_buffer.finalize"),
+        "hal.device.queue.dealloca",
         *("util.null", "util.global.load", "util.status.check_ok", "hal.element_type"),
     }
 )
@@ -57,6 +57,37 @@ class Dispatched:
     constants: tuple[int, ...]
 
 
+#: A buffer, or the number of one in the table that a command buffer is executed with.
+BufferSlot = npt.NDArray[np.uint8] | int
+
+
+@dataclass(frozen=True)
+class BufferRange:
+    """A part of a buffer."""
+
+    buffer: BufferSlot
+    offset: int
+    length: int
+
+    def resolve(self, table: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        """The bytes.
+
+        Raises:
+            AbiError: the part reaches beyond the buffer.
+        """
+        buffer = table[self.buffer] if isinstance(self.buffer, int) else self.buffer
+        part = buffer[self.offset : self.offset + self.length]
+        if part.size != self.length:
+            raise AbiError(
+                f"{self.length} bytes at offset {self.offset} of a buffer that has {buffer.size}"
+            )
+        return part
+
+
+class CommandBuffer(list[Callable[[list[npt.NDArray[np.uint8]]], None]]):
+    """Recorded commands, each run with a table of buffers."""
+
+
 class HostProgram:
     """The functions of a module at phase hal.
 
@@ -71,6 +102,7 @@ class HostProgram:
             ExecutableError: an executable is damaged.
         """
         self.dispatched: list[Dispatched] = []
+        self._module = module  # the operations live as long as it does
         self._functions: dict[str, ir.Operation] = {}
         self._kernels: dict[str, LoadedKernel] = {}
         for view in module.body.operations:
@@ -107,8 +139,13 @@ class HostProgram:
             BufferView(np.ascontiguousarray(a).reshape(-1).view(np.uint8), a.shape)
             for a in arguments
         ]
-        frame = _HostFrame(self._dispatch)
-        return frame.run(block, views)
+        return self._run(block, views)
+
+    def _run(self, block: ir.Block, arguments: Sequence[Any]) -> list[Any]:
+        return _HostFrame(self._dispatch, self._call).run(block, arguments)
+
+    def _call(self, name: str, arguments: Sequence[Any]) -> list[Any]:
+        return self._run(self._functions[name].regions[0].blocks[0], arguments)
 
     def _dispatch(
         self,
@@ -131,9 +168,10 @@ class HostProgram:
 class _HostFrame:
     """One call: the values of its ops."""
 
-    def __init__(self, dispatch: Callable[..., None]):
+    def __init__(self, dispatch: Callable[..., None], call: Callable[..., list[Any]]):
         self.values: dict[ir.Value, Any] = {}
         self._dispatch = dispatch
+        self._call = call
 
     def run(self, block: ir.Block, arguments: Sequence[Any]) -> list[Any]:
         """Runs from a block on, to the return."""
@@ -161,6 +199,10 @@ class _HostFrame:
             self.values.update((result, None) for result in op.results)
             return
         operands = [self.values[operand] for operand in op.operands]
+        if op.name == "util.call":
+            callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+            self.values.update(zip(op.results, self._call(callee, operands), strict=True))
+            return
         if op.name in _ARITHMETIC:
             self.values[op.results[0]] = _ARITHMETIC[op.name](*operands) & _WORD
             return
@@ -212,19 +254,44 @@ class _HostFrame:
         """hal.executable.lookup.function."""
         return ir.SymbolRefAttr(op.attributes["entry_point"]).value[-1]
 
+    def commands(self, op: ir.Operation, operands: list[Any]) -> CommandBuffer:
+        """hal.command_buffer.create."""
+        return CommandBuffer()
+
+    def execute(self, op: ir.Operation, operands: list[Any]) -> None:
+        """hal.device.queue.execute and .indirect, the latter with a table of buffers."""
+        at = next(i for i, value in enumerate(operands) if isinstance(value, CommandBuffer))
+        rest = operands[at + 1 :]
+        count = len(rest) // 3
+        ranges = map(BufferRange, rest[:count], rest[count : 2 * count], rest[2 * count :])
+        table = [part.resolve([]) for part in ranges]
+        for command in operands[at]:
+            command(table)
+
+    def copy(self, op: ir.Operation, operands: list[Any]) -> None:
+        """hal.command_buffer.copy_buffer."""
+        recorded, source, source_offset, target, target_offset, length = operands
+        source_range = BufferRange(source, source_offset, length)
+        target_range = BufferRange(target, target_offset, length)
+
+        def command(table: list[npt.NDArray[np.uint8]]) -> None:
+            target_range.resolve(table)[:] = source_range.resolve(table)
+
+        recorded.append(command)
+
     def dispatch(self, op: ir.Operation, operands: list[Any]) -> None:
         """hal.command_buffer.dispatch."""
         groups = iter(operands)
         parts = [[next(groups) for _ in range(size)] for size in _segments(op)]
-        _, _, (name,), *extents, constants, buffers, offsets, lengths = parts
+        (recorded,), _, (name,), *extents, constants, buffers, offsets, lengths = parts
         grid = tuple(extent[0] for extent in extents)
-        bindings = [
-            buffer[offset : offset + length]
-            for buffer, offset, length in zip(buffers, offsets, lengths, strict=True)
-        ]
-        if any(b.size != length for b, length in zip(bindings, lengths, strict=True)):
-            raise AbiError(f"a binding of '{name}' reaches beyond its buffer")
-        self._dispatch(name, grid, tuple(c & 0xFFFFFFFF for c in constants), bindings)
+        words = tuple(constant & 0xFFFFFFFF for constant in constants)
+        ranges = list(map(BufferRange, buffers, offsets, lengths))
+
+        def command(table: list[npt.NDArray[np.uint8]]) -> None:
+            self._dispatch(name, grid, words, [part.resolve(table) for part in ranges])
+
+        recorded.append(command)
 
 
 def _segments(op: ir.Operation) -> list[int]:
@@ -265,5 +332,9 @@ _HANDLERS: dict[str, Callable[[_HostFrame, ir.Operation, list[Any]], Any]] = {
     "hal.buffer_view.create": _HostFrame.view,
     "hal.device.queue.alloca": _HostFrame.allocate,
     "hal.executable.lookup.function": _HostFrame.lookup,
+    "hal.command_buffer.create": _HostFrame.commands,
+    "hal.command_buffer.copy_buffer": _HostFrame.copy,
     "hal.command_buffer.dispatch": _HostFrame.dispatch,
+    "hal.device.queue.execute": _HostFrame.execute,
+    "hal.device.queue.execute.indirect": _HostFrame.execute,
 }
