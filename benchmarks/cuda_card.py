@@ -168,7 +168,7 @@ def expected(operands: Operands, matmul: Matmul) -> tuple[Array, Array]:
 def float64_matmul() -> Matmul:
     """On the card through torch where there is torch, else NumPy."""
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         return np.matmul
 

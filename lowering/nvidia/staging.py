@@ -53,10 +53,19 @@ class GlobalRows:
 
 @dataclass(frozen=True)
 class _RowCopy:
-    """One chunk that a thread copies in every K step: of which row, from where, and to where."""
+    """One chunk that a thread copies in every K step.
+
+    Attributes:
+        row: The first byte of its row.
+        source: Its first byte in the first step.
+        is_row: The matrix has the row; where it has not, zeros are written.
+        is_in_tile: The tile has the row; where it has not, the thread has nothing to do.
+        shared_offset: Where in the tile it goes.
+    """
 
     row: Pointer
     source: Pointer
+    is_in_tile: Condition
     is_row: Condition
     shared_offset: Index
 
@@ -93,9 +102,18 @@ class TileCopier:
         self._copies: list[_RowCopy] = []
         rows_of_a_pass = team // tile.chunks
         for first in range(0, tile.rows, rows_of_a_pass):
-            self._add_pass(first_row, row_in_pass, first, chunk)
+            is_whole = first + rows_of_a_pass <= tile.rows
+            is_in_tile = is_whole or less(row_in_pass + first, tile.rows)
+            self._add_pass(first_row, row_in_pass, first, chunk, is_in_tile)
 
-    def _add_pass(self, first_row: Index, row_in_pass: Index, first: int, chunk: Index) -> None:
+    def _add_pass(
+        self,
+        first_row: Index,
+        row_in_pass: Index,
+        first: int,
+        chunk: Index,
+        is_in_tile: Condition,
+    ) -> None:
         matrix, tile = self.matrix, self.tile
         row = first_row + row_in_pass + first
         if isinstance(matrix.rows, int) and matrix.rows % tile.rows == 0:
@@ -108,7 +126,9 @@ class TileCopier:
         # Written as a sum with a constant where phases repeat, so that copies share an address.
         repeat = first // tile.phase_period * tile.phase_period
         offset = tile.chunk_offset(row_in_pass + (first - repeat), chunk)
-        self._copies.append(_RowCopy(row_start, source, is_row, offset + repeat * tile.row_bytes))
+        self._copies.append(
+            _RowCopy(row_start, source, is_in_tile, is_row, offset + repeat * tile.row_bytes)
+        )
 
     def start(self, destination: Pointer, step_bytes: Index, is_last_step_whole: bool) -> None:
         """Start the copies of a step.
@@ -119,10 +139,11 @@ class TileCopier:
             is_last_step_whole: No step reaches past the end of a row.
         """
         for copy in self._copies:
-            if self.matrix.piece_bytes >= 4:
-                self._start_pieces(copy, destination, step_bytes, is_last_step_whole)
-            else:
-                self._copy_bytes(copy, destination, step_bytes)
+            with when(copy.is_in_tile):
+                if self.matrix.piece_bytes >= 4:
+                    self._start_pieces(copy, destination, step_bytes, is_last_step_whole)
+                else:
+                    self._copy_bytes(copy, destination, step_bytes)
 
     def _start_pieces(
         self, copy: _RowCopy, destination: Pointer, step_bytes: Index, is_last_step_whole: bool

@@ -43,7 +43,7 @@ def scaled_operands(
 
 
 def _absolute(codes: npt.NDArray[np.uint8], problem: ScaledMatmul) -> npt.NDArray[np.uint8]:
-    return codes & (0x77 if problem.rhs == "f4E2M1FN" else 0x7F)
+    return codes & np.uint8(0x77 if problem.rhs == "f4E2M1FN" else 0x7F)
 
 
 def assert_close(
