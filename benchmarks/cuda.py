@@ -96,7 +96,9 @@ def _check(entries: list[Entry], options: argparse.Namespace) -> Iterator[Entry]
             checks.append((f"repeats {entry['name']}", partial(_check_repeats, entry, options)))
         if "5120x1152" in entry["name"]:
             checks.append((f"scales {entry['name']}", partial(_check_scales, entry, options)))
-            checks.append((f"no rows {entry['name']}", partial(_check_no_rows, entry, options)))
+    # Last, since an empty buffer that does reach the card breaks it for the whole process.
+    for entry in [e for e in entries if "5120x1152" in e["name"]][:1]:
+        checks.append((f"no rows {entry['name']}", partial(_check_no_rows, entry, options)))
     for name, check in checks:
         start = time.perf_counter()
         try:
@@ -113,15 +115,18 @@ def _check_shapes(entry: Entry, options: argparse.Namespace, matmul: card.Matmul
     """Right at every number of rows, and the same twice."""
     module = card.CardModule(options.folder / entry["file"])
     rows = entry["rows"][:3] if options.quick else entry["rows"]
+    operands = card.random_operands(entry["problem"], max(rows), seed=1)
+    all_wanted, all_magnitudes = card.expected(operands, matmul)
+    shared = {name: module.to_card(array) for name, array in operands.arrays.items()}
     worst: dict[bool, float] = {}
     for m in rows:
-        operands = card.random_operands(entry["problem"], m, seed=m)
-        arguments = [module.to_card(array) for array in operands.in_order()]
+        own = {n: module.to_card(operands.arrays[n][:m]) for n in card.ROWED & shared.keys()}
+        arguments = list((shared | own).values())
         result = module.call(arguments).to_host()
         again = module.call(arguments).to_host()
         assert card.same_bits(result, again), f"M = {m}: two runs differ"
-        want, magnitude = card.expected(operands, matmul)
-        error = card.relative_error(result, want, magnitude, entry["problem"]["result"])
+        element = entry["problem"]["result"]
+        error = card.relative_error(result, all_wanted[:m], all_magnitudes[:m], element)
         is_short = card.uses_short_sums(entry, m)
         worst[is_short] = max(worst.get(is_short, 0.0), error)
         limit = card.SHORT_TOLERANCE if is_short else card.EXACT_TOLERANCE
