@@ -242,15 +242,30 @@ def _or_zero(value: ir.Value, condition: Condition) -> ir.Value:
 
 
 class ScaleCopier:
-    """Copies the four scale bytes of each row's step of 128 K as words to shared memory.
+    """Copies the scale bytes of each row to shared memory, four at a time: a word for 128 K.
 
     Rows are dealt out to a team of threads. Word r of the destination belongs to the r-th row of
     all ``sources`` taken together.
     """
 
-    def __init__(self, sources: Sequence[ScaleRows], member: Index, team: int, first_block: Index):
-        """Compute the addresses that do not change over K; ``first_block`` is the first step's."""
-        self._member = member
+    def __init__(
+        self,
+        sources: Sequence[ScaleRows],
+        member: Index,
+        team: int,
+        first_block: Index,
+        words: int,
+    ):
+        """Compute the addresses that do not change over K.
+
+        Args:
+            sources: Where the rows are.
+            member: The thread's number in the team.
+            team: Threads in the team.
+            first_block: The first block of the first step.
+            words: Words of a row that one step has.
+        """
+        self._is_last_step_whole = sources[0].row_bytes % (4 * words) == 0
         self._first_block = first_block
         self._passes: list[tuple[Index, Condition, Pointer, Condition, int]] = []
         total = sum(source.count for source in sources)
@@ -261,12 +276,14 @@ class ScaleCopier:
             self._passes.append((row, in_tile, pointer, is_row, sources[0].row_bytes))
 
     def start(self, destination: Pointer, step_block: Index) -> None:
-        """Start the copies of the step whose first block is ``first_block + step_block``."""
+        """Start the copies of the word whose first block is ``first_block + step_block``."""
         for row, in_tile, pointer, is_row, row_bytes in self._passes:
             with when(in_tile):
                 target = destination + row * 4
                 block = self._first_block + step_block
                 if row_bytes % 4 == 0:
+                    if not self._is_last_step_whole:
+                        is_row = both(is_row, less(block, row_bytes))
                     size = choose(is_row, ptx.as_i32_value(4), 0)
                     ptx.copy_async(target, pointer + block, 4, ptx.i32_value(size))
                 else:
