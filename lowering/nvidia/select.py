@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.nvidia.forms import create_kernel, form_of
@@ -160,6 +160,16 @@ def _fit(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
     return tier
 
 
+#: Fields of a tier that mean nothing here, and the one value that they may have.
+_UNUSED_FIELDS: Final = {
+    "weight_layout": "plain",
+    "k_pack": 1,
+    "quantize": "none",
+    "waves_per_eu": 0,
+    "isa": "",
+}
+
+
 def verify(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) -> str | None:
     """Why a tier cannot compute a problem, in one phrase, or None."""
     return next(_faults(problem, tier, chip, exact), None)
@@ -176,10 +186,10 @@ def _faults(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) ->
     if tier.tile is None:
         yield "expected a tile"
         return
-    if tier.weight_layout != "plain":
-        yield f"weight_layout {tier.weight_layout} is not served here; expected plain"
-    if tier.k_pack != 1:
-        yield f"k_pack {tier.k_pack} is not served here; expected 1"
+    for name, only in _UNUSED_FIELDS.items():
+        value = getattr(tier, name)
+        if value != only:
+            yield f"{name} {value} is not served here; expected {only!r}"
     if tier.stages < 2:
         yield "expected at least 2 stages"
     if tier.warps & (tier.warps - 1) or tier.warps > 16:
