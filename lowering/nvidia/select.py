@@ -9,13 +9,13 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.nvidia.forms import create_kernel, form_of
 from block32.lowering.nvidia.machine import SM_90A, WARP_LANES, Chip
 from block32.lowering.nvidia.stream import StreamKernel
-from block32.lowering.nvidia.tiled import TiledKernel
+from block32.lowering.nvidia.tiled import TiledKernel, fits_warps
 from block32.lowering.nvidia.wgmma import GROUP_ROWS, WgmmaKernel
 from block32.lowering.problem import ELEMENT_BITS, ScaledMatmul, ceil_div
 from block32.lowering.target import Selection
@@ -160,6 +160,16 @@ def _fit(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
     return tier
 
 
+#: Fields of a tier that mean nothing here, and the one value that they may have.
+_UNUSED_FIELDS: Final = {
+    "weight_layout": "plain",
+    "k_pack": 1,
+    "quantize": "none",
+    "waves_per_eu": 0,
+    "isa": "",
+}
+
+
 def verify(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) -> str | None:
     """Why a tier cannot compute a problem, in one phrase, or None."""
     return next(_faults(problem, tier, chip, exact), None)
@@ -176,10 +186,10 @@ def _faults(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) ->
     if tier.tile is None:
         yield "expected a tile"
         return
-    if tier.weight_layout != "plain":
-        yield f"weight_layout {tier.weight_layout} is not served here; expected plain"
-    if tier.k_pack != 1:
-        yield f"k_pack {tier.k_pack} is not served here; expected 1"
+    for name, only in _UNUSED_FIELDS.items():
+        value = getattr(tier, name)
+        if value != only:
+            yield f"{name} {value} is not served here; expected {only!r}"
     if tier.stages < 2:
         yield "expected at least 2 stages"
     if tier.warps & (tier.warps - 1) or tier.warps > 16:
@@ -215,11 +225,11 @@ def _tiled_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
     block_m, block_n, block_k = tier.tile
     if block_k not in (32, 64, 128):
         yield f"expected a K step of 32, 64 or 128 but got {block_k}"
-    if block_m % 16 or block_n % 16:
-        yield f"expected a tile of multiples of 16 but got {block_m}x{block_n}"
+    if block_m % 16 or (block_n % 32 and block_n != 16):
+        yield f"expected rows in 16s, and 16 or 32s of columns, but got {block_m}x{block_n}"
         return
     grids = [(rows, tier.warps // rows) for rows in (1, 2, 4, 8, 16) if tier.warps % rows == 0]
-    if not any(block_m % (16 * r) == 0 and block_n % (16 * c) == 0 for r, c in grids):
+    if not any(fits_warps(block_m, block_n, grid) for grid in grids):
         yield f"{tier.warps} warps do not divide a tile of {block_m}x{block_n}"
     if block_k == 32 and ELEMENT_BITS[problem.rhs] == 4:
         yield "expected a K step of 64 or more for 4-bit weights"

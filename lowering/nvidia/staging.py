@@ -53,10 +53,19 @@ class GlobalRows:
 
 @dataclass(frozen=True)
 class _RowCopy:
-    """One chunk that a thread copies in every K step: of which row, from where, and to where."""
+    """One chunk that a thread copies in every K step.
+
+    Attributes:
+        row: The first byte of its row.
+        source: Its first byte in the first step.
+        is_row: The matrix has the row; where it has not, zeros are written.
+        is_in_tile: The tile has the row; where it has not, the thread has nothing to do.
+        shared_offset: Where in the tile it goes.
+    """
 
     row: Pointer
     source: Pointer
+    is_in_tile: Condition
     is_row: Condition
     shared_offset: Index
 
@@ -93,9 +102,18 @@ class TileCopier:
         self._copies: list[_RowCopy] = []
         rows_of_a_pass = team // tile.chunks
         for first in range(0, tile.rows, rows_of_a_pass):
-            self._add_pass(first_row, row_in_pass, first, chunk)
+            is_whole = first + rows_of_a_pass <= tile.rows
+            is_in_tile = is_whole or less(row_in_pass + first, tile.rows)
+            self._add_pass(first_row, row_in_pass, first, chunk, is_in_tile)
 
-    def _add_pass(self, first_row: Index, row_in_pass: Index, first: int, chunk: Index) -> None:
+    def _add_pass(
+        self,
+        first_row: Index,
+        row_in_pass: Index,
+        first: int,
+        chunk: Index,
+        is_in_tile: Condition,
+    ) -> None:
         matrix, tile = self.matrix, self.tile
         row = first_row + row_in_pass + first
         if isinstance(matrix.rows, int) and matrix.rows % tile.rows == 0:
@@ -108,7 +126,9 @@ class TileCopier:
         # Written as a sum with a constant where phases repeat, so that copies share an address.
         repeat = first // tile.phase_period * tile.phase_period
         offset = tile.chunk_offset(row_in_pass + (first - repeat), chunk)
-        self._copies.append(_RowCopy(row_start, source, is_row, offset + repeat * tile.row_bytes))
+        self._copies.append(
+            _RowCopy(row_start, source, is_in_tile, is_row, offset + repeat * tile.row_bytes)
+        )
 
     def start(self, destination: Pointer, step_bytes: Index, is_last_step_whole: bool) -> None:
         """Start the copies of a step.
@@ -119,10 +139,11 @@ class TileCopier:
             is_last_step_whole: No step reaches past the end of a row.
         """
         for copy in self._copies:
-            if self.matrix.piece_bytes >= 4:
-                self._start_pieces(copy, destination, step_bytes, is_last_step_whole)
-            else:
-                self._copy_bytes(copy, destination, step_bytes)
+            with when(copy.is_in_tile):
+                if self.matrix.piece_bytes >= 4:
+                    self._start_pieces(copy, destination, step_bytes, is_last_step_whole)
+                else:
+                    self._copy_bytes(copy, destination, step_bytes)
 
     def _start_pieces(
         self, copy: _RowCopy, destination: Pointer, step_bytes: Index, is_last_step_whole: bool
@@ -221,15 +242,30 @@ def _or_zero(value: ir.Value, condition: Condition) -> ir.Value:
 
 
 class ScaleCopier:
-    """Copies the four scale bytes of each row's step of 128 K as words to shared memory.
+    """Copies the scale bytes of each row to shared memory, four at a time: a word for 128 K.
 
     Rows are dealt out to a team of threads. Word r of the destination belongs to the r-th row of
     all ``sources`` taken together.
     """
 
-    def __init__(self, sources: Sequence[ScaleRows], member: Index, team: int, first_block: Index):
-        """Compute the addresses that do not change over K; ``first_block`` is the first step's."""
-        self._member = member
+    def __init__(
+        self,
+        sources: Sequence[ScaleRows],
+        member: Index,
+        team: int,
+        first_block: Index,
+        words: int,
+    ):
+        """Compute the addresses that do not change over K.
+
+        Args:
+            sources: Where the rows are.
+            member: The thread's number in the team.
+            team: Threads in the team.
+            first_block: The first block of the first step.
+            words: Words of a row that one step has.
+        """
+        self._is_last_step_whole = sources[0].row_bytes % (4 * words) == 0
         self._first_block = first_block
         self._passes: list[tuple[Index, Condition, Pointer, Condition, int]] = []
         total = sum(source.count for source in sources)
@@ -240,12 +276,14 @@ class ScaleCopier:
             self._passes.append((row, in_tile, pointer, is_row, sources[0].row_bytes))
 
     def start(self, destination: Pointer, step_block: Index) -> None:
-        """Start the copies of the step whose first block is ``first_block + step_block``."""
+        """Start the copies of the word whose first block is ``first_block + step_block``."""
         for row, in_tile, pointer, is_row, row_bytes in self._passes:
             with when(in_tile):
                 target = destination + row * 4
                 block = self._first_block + step_block
                 if row_bytes % 4 == 0:
+                    if not self._is_last_step_whole:
+                        is_row = both(is_row, less(block, row_bytes))
                     size = choose(is_row, ptx.as_i32_value(4), 0)
                     ptx.copy_async(target, pointer + block, 4, ptx.i32_value(size))
                 else:

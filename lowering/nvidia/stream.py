@@ -232,7 +232,9 @@ class _WarpLoop:
             )
         ]
         sources = operands.scales(position.first_m, form.block_m, position.first_n, form.block_n)
-        self.scales = ScaleCopier(sources, self.lane, WARP_LANES, own_k // BLOCK_K)
+        self.scales = ScaleCopier(
+            sources, self.lane, WARP_LANES, own_k // BLOCK_K, self.stage.words
+        )
         self.lhs_reader, self.rhs_reader = fragment_readers(
             problem, form.chip, stage.lhs, stage.rhs
         )

@@ -30,11 +30,7 @@ class TiledKernel(StagedKernel):
             for rows in range(1, self.tier.warps + 1)
             if self.tier.warps % rows == 0
         ]
-        fitting = [
-            (rows, columns)
-            for rows, columns in grids
-            if self.block_m % (rows * 16) == 0 and self.block_n % (columns * 16) == 0
-        ]
+        fitting = [grid for grid in grids if fits_warps(self.block_m, self.block_n, grid)]
         assert fitting, "the tile is smaller than its warps' fragments"
         return min(fitting, key=lambda g: self.block_m // g[0] + self.block_n // g[1])
 
@@ -83,6 +79,15 @@ class TiledKernel(StagedKernel):
             return multiply(atom, rows[i], columns[j], types)
 
         return products
+
+
+def fits_warps(block_m: int, block_n: int, grid: tuple[int, int]) -> bool:
+    """Whether a tile divides into whole fragments, and into blocks of 32 columns or halves."""
+    rows, columns = grid
+    if block_m % (rows * 16) or block_n % (columns * 16):
+        return False
+    own_columns = block_n // columns
+    return own_columns == 16 or own_columns % 32 == 0
 
 
 class _OperandRows:

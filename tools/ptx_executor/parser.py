@@ -88,7 +88,7 @@ def _parse_body(kernel: PtxKernel, body: str) -> None:
         while match := _LABEL.match(statement):
             kernel.labels[match.group(1)] = len(kernel.instructions)
             statement = _without_scope(statement[match.end() :].strip())
-        if not statement or statement.startswith((".reg", ".loc", ".file")):
+        if not statement or statement.startswith((".reg", ".loc", ".file", ".pragma")):
             continue
         if match := _SHARED.match(statement):
             kernel.shared[match.group(1)] = int(match.group(2))

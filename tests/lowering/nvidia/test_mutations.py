@@ -41,7 +41,7 @@ CAUGHT = {
         "cp.async.wait_group 2;",
         "nothing has written",
     ),
-    "all barriers": (TILED, r"bar\.sync\s+0;", "", "no barrier between"),
+    "all barriers": (TILED, r"bar\.sync\s+0;", "", "no barrier between|nothing has written"),
     "the fence before wgmma": (WGMMA, r"fence\.proxy\.async[^;]*;", "", "made visible"),
     "the wait for wgmma": (
         WGMMA,

@@ -66,6 +66,7 @@ CASES = {
     "stream": (PROBLEM, "sm_90a", STREAM, 5),
     "stream on fp8 mma": (PROBLEM, "sm_89", STREAM, 8),
     "stream, steps of 256": (replace(PROBLEM, n=33, k=544), "sm_90a", STREAM_16, 11),
+    "stream, a last step of one word": (replace(PROBLEM, k=356), "sm_90a", STREAM_16, 20),
     "stream, more warps than steps": (replace(PROBLEM, k=40), "sm_90a", STREAM, 1),
     "stream, one column": (replace(PROBLEM, n=1, k=128), "sm_90a", STREAM, 3),
     "stream, odd K": (replace(PROBLEM, n=33, k=77), "sm_90a", STREAM, 3),
