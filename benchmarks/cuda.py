@@ -20,10 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-<<<<<<< HEAD
-=======
 from functools import partial
->>>>>>> nvidia
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +86,8 @@ def _entries(options: argparse.Namespace, kind: str) -> list[Entry]:
 def _check(entries: list[Entry], options: argparse.Namespace) -> Iterator[Entry]:
     """One result a check; a check that raises has failed, and the others go on."""
     matmul = card.float64_matmul()
-<<<<<<< HEAD
-    checks: list[tuple[Entry, Callable[..., str], tuple[Any, ...]]] = [
-        (entry, _check_shapes, (entry, options, matmul)) for entry in entries
-=======
     checks: list[tuple[str, Callable[[], str]]] = [
         (f"shapes {e['name']}", partial(_check_shapes, e, options, matmul)) for e in entries
->>>>>>> nvidia
     ]
     if options.quick:
         checks = checks[::6]
