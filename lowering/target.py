@@ -102,13 +102,11 @@ class Target(ABC):
         name: What ``--target=`` takes.
         guards_empty: M = 0 is kept away from the device by a branch on the host.
         finishes_binaries: IREE's own binaries are replaced at phase hal (``finish_binaries``).
-        takes_plain_activations: There are kernels for a bf16, f16 or f32 x without scales.
     """
 
     name: str
     guards_empty: bool = False
     finishes_binaries: bool = False
-    takes_plain_activations: bool = False
 
     @abstractmethod
     def compile_flags(self) -> tuple[str, ...]:

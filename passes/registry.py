@@ -10,6 +10,7 @@ from block32.lowering.target import DeviceFacts
 from block32.passes.base import Pass
 from block32.passes.emit import EmitPass
 from block32.passes.expand_portable import ExpandPortablePass
+from block32.passes.fuse import FusePass
 from block32.passes.inline_composites import InlineCompositesPass
 from block32.passes.isolate import IsolatePass
 from block32.passes.outline import OutlinePass
@@ -22,6 +23,7 @@ from block32.passes.spec_script import SpecScriptPass
 PASSES: Final[tuple[type[Pass], ...]] = (
     IsolatePass,
     RaisePass,
+    FusePass,
     SelectKernelPass,
     OutlinePass,
     EmitPass,
@@ -38,12 +40,12 @@ def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         target: The target's name.
         facts: What is known of the device.
     """
-    select = SelectKernelPass(
-        target=target,
-        cpu_features=",".join(f"+{name}" for name in sorted(facts.cpu_features)),
-        architecture=facts.architecture,
+    features = ",".join(f"+{name}" for name in sorted(facts.cpu_features))
+    fuse, select = (
+        pass_class(target=target, cpu_features=features, architecture=facts.architecture)
+        for pass_class in (FusePass, SelectKernelPass)
     )
-    kernels: list[PipelinePass] = [RaisePass(), select, OutlinePass(), EmitPass()]
+    kernels: list[PipelinePass] = [RaisePass(), fuse, select, OutlinePass(), EmitPass()]
     return [*kernels, InlineCompositesPass(), ExpandPortablePass()]
 
 

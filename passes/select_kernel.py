@@ -94,17 +94,11 @@ class SelectKernelPass(Pass):
                 return
             report.remark(op, f"block32.kernel for {forced.target} ignored on {target.name}")
         if problem not in self._chosen:
-            self._chosen[problem] = _choose(problem, target, facts)
+            self._chosen[problem] = target.select(problem, facts)
         selection = self._chosen[problem]
         config = selection.config or PORTABLE
         op.attributes[ATTRIBUTE] = config.build()
         report.remark(op, _remark(problem, config, selection.reason))
-
-
-def _choose(problem: ScaledMatmul, target: Target, facts: DeviceFacts) -> Selection:
-    if not problem.lhs_scaled and not target.takes_plain_activations:
-        return Selection(None, f"{target.name} has no kernel for an activation without scales")
-    return target.select(problem, facts)
 
 
 def enabled_features(cpu_features: str) -> frozenset[str]:
