@@ -6,7 +6,7 @@
 Needs torch and triton, which block32 itself does not.
 """
 
-# pyright: reportArgumentType=false, reportMissingImports=false
+# pyright: reportArgumentType=false, reportMissingImports=false, reportPrivateImportUsage=false
 # Triton turns integers into constexpr when a kernel is launched.
 
 from __future__ import annotations
