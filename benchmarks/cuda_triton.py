@@ -1,5 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# pyright: reportMissingImports=false, reportArgumentType=false, reportPrivateImportUsage=false
 """The yardsticks of ``cuda.py``: Triton kernels of the same design on ``tl.dot_scaled``, and torch.
 
 Needs torch and triton, which block32 itself does not.

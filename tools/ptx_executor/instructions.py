@@ -184,7 +184,8 @@ def _prmt(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
     low, high = (warp.read(operand).astype(np.uint32) for operand in operands[1:3])
     data = np.stack([low, high], axis=1).view(np.uint8)
     selector = operands[3]
-    assert isinstance(selector, int)
+    if not isinstance(selector, int) or selector & 0x8888:
+        raise PtxError("only selectors that are known and pick whole bytes")
     chosen = data[:, [selector >> (4 * i) & 7 for i in range(4)]]
     warp.write(operands[0], np.ascontiguousarray(chosen).view(np.uint32)[:, 0].astype(np.uint64))
 

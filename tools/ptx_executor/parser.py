@@ -128,8 +128,8 @@ def _parse_operand(text: str) -> Operand:
     if text.startswith("["):
         base, _, offset = text.strip("[] ").partition("+")
         return Memory(base.strip(), int(offset, 0) if offset else 0)
-    if re.fullmatch(r"-?\d+|-?0x[0-9A-Fa-f]+", text):
-        return int(text, 0)
+    if re.fullmatch(r"(-?\d+|-?0x[0-9A-Fa-f]+)U?", text):
+        return int(text.rstrip("U"), 0)
     if re.fullmatch(r"0[fF][0-9A-Fa-f]{8}", text):
         return int(text[2:], 16)
     return text

@@ -137,7 +137,8 @@ class Warp:
     def addresses(self, operand: Operand) -> NDArray[np.int64]:
         """The addresses of a memory operand in the active lanes."""
         assert isinstance(operand, Memory)
-        return (self.read(operand.base)[self.active] + np.uint64(operand.offset)).astype(np.int64)
+        offset = np.uint64(operand.offset & (2**64 - 1))
+        return (self.read(operand.base)[self.active] + offset).astype(np.int64)
 
     def start_result(self, name: Operand, bits: Bits) -> None:
         """A register that an unfinished ``wgmma`` will write: until then it holds nothing."""
