@@ -139,10 +139,10 @@ def _location(index: int, access: str, space: int) -> list[str]:
     ]
 
 
-def _sizes(size: int) -> list[str]:
+def _sizes(size: int, alignment: int) -> list[str]:
     return [
         *(_string("air.arg_type_size"), _i32(size)),
-        *(_string("air.arg_type_align_size"), _i32(size)),
+        *(_string("air.arg_type_align_size"), _i32(alignment)),
     ]
 
 
@@ -157,7 +157,7 @@ def _argument_buffer(printer: MetadataPrinter, signature: KernelSignature) -> st
         *(_string("air.buffer_size"), _i32(8 * len(signature.buffers))),
         *_location(ARGUMENT_BUFFER_INDEX, "air.read", 2),
         *(_string("air.struct_type_info"), printer.node(*fields)),
-        *_sizes(8),
+        *_sizes(8 * len(signature.buffers), 8),
         *_type_and_name("Bindings", "bindings"),
     )
 
@@ -168,7 +168,7 @@ def _device_buffer(printer: MetadataPrinter, binding: int, buffer: BufferParamet
     return printer.node(
         *(_i32(binding), _string("air.buffer")),
         *_location(binding, access, 1),
-        *_sizes(kind.size),
+        *_sizes(kind.size, kind.size),
         *_type_and_name(kind.metal, buffer.name),
     )
 
@@ -178,6 +178,6 @@ def _push_constants(printer: MetadataPrinter, signature: KernelSignature, positi
         *(_i32(position), _string("air.buffer")),
         *(_string("air.buffer_size"), _i32(4 * signature.constants)),
         *_location(PUSH_CONSTANT_BUFFER_INDEX, "air.read", 2),
-        *_sizes(4),
+        *_sizes(4, 4),
         *_type_and_name("uint", "constants"),
     )

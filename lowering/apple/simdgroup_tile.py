@@ -20,7 +20,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.lowering.apple import block_scaled, builder
-from block32.lowering.apple.atoms import OPERAND_TYPES, SimdgroupAtom
+from block32.lowering.apple.atoms import SimdgroupAtom
 from block32.lowering.apple.builder import AirKernel, Int, Pointer, Word, choose, less, wide
 from block32.lowering.apple.epilogue import run_alignment, store_run, store_zeros
 from block32.lowering.apple.matmul import Matmul
@@ -384,8 +384,3 @@ class ScaleBytes:
         if lhs[0] is None and self.uniform:
             return [block_scaled.factors(None, rhs[0])] * (ATOMS * ATOMS)
         return [block_scaled.factors(lhs[m], rhs[n]) for m in range(ATOMS) for n in range(ATOMS)]
-
-
-def storage(element: str) -> str:
-    """The MLIR name under which an operand's elements are loaded."""
-    return OPERAND_TYPES[element].storage

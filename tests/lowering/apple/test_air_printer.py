@@ -144,6 +144,7 @@ def test_metadata_describes_every_parameter() -> None:
         '!{i32 2, !"air.threadgroup_position_in_grid", !"air.arg_type_name", !"uint3",',
         '!{i32 1, !"air.buffer", !"air.location_index", i32 1, i32 1, !"air.read_write",',
         '!{i32 0, !"air.buffer", !"air.location_index", i32 0, i32 1, !"air.read",',
+        '!"air.arg_type_size", i32 16, !"air.arg_type_align_size", i32 8, !"air.arg_type_name"',
         "!air.version = !{",
         '!{i32 2, !"SDK Version", [2 x i32] [i32 26, i32 0]}',
     ):
