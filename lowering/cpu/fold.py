@@ -140,7 +140,11 @@ def _all_safe(scales: ir.Value, start: Index, count: Index) -> ir.Value:
 
 
 def power_of_two(scales: ir.Value) -> ir.Value:
-    """2^(byte - 127) as f32 for safe bytes: the byte is the exponent field."""
+    """2^(byte - 127) as f32 for safe bytes: the byte is the exponent field.
+
+    Larger bytes belong to blocks of zeros: they get a factor that stays finite when multiplied on.
+    """
+    scales = arith.minui(scales, ops.splat(SAFE_BYTES.stop - 1, scales.type))
     words = ops.convert(arith.extui, scales, ops.i32())
     bits = arith.shli(words, ops.splat(23, words.type))
     if ops.is_vector(bits.type):
