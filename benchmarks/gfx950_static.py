@@ -21,7 +21,12 @@ from rich.table import Table
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950.geometry import Geometry
-from block32.lowering.gfx950.machine import COMPUTE_UNITS, SIMDS
+from block32.lowering.gfx950.machine import (
+    COMPUTE_UNITS,
+    HBM_BYTES_PER_SECOND,
+    MXFP8_FLOPS,
+    SIMDS,
+)
 from block32.lowering.gfx950.select import tuned_tiers
 from block32.lowering.gfx950.target import Gfx950Target
 from block32.lowering.host import build_standalone_module
@@ -51,6 +56,7 @@ COLUMNS = (
     "VGPR + AGPR",
     "spills",
     "workgroups a CU",
+    "at least, µs**",
 )
 
 
@@ -78,7 +84,14 @@ class Row:
             f"{self.facts.vgprs} + {self.facts.agprs}",
             str(self.facts.vgpr_spills + self.facts.sgpr_spills),
             f"{workgroups / COMPUTE_UNITS:.1f}",
+            f"{least_microseconds(m, n, k):.1f}",
         ]
+
+
+def least_microseconds(m: int, n: int, k: int) -> float:
+    """The time that the memory or the matrix units need at their peak rates, bf16 result."""
+    moved = (m + n) * k + m * -(-k // 32) + -(-n // 32) * -(-k // 32) + 2 * m * n
+    return 1e6 * max(moved / HBM_BYTES_PER_SECOND, 2.0 * m * n * k / MXFP8_FLOPS)
 
 
 def measure(m: int, n: int, k: int) -> Row:

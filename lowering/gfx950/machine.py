@@ -20,15 +20,11 @@ XCDS: Final = 8
 #: SIMDs of a compute unit. A wave stays on one of them.
 SIMDS: Final = 4
 
-#: Registers of a lane (VGPR and AGPR together) at one wave a SIMD, and those of either kind.
+#: Registers of a lane (VGPR and AGPR together) at one wave a SIMD.
 VECTOR_REGISTERS: Final = 512
-VGPRS: Final = 256
 
 #: Bytes of LDS that a workgroup may use.
 LDS_BYTES: Final = 160 * 1024
-
-#: Most threads in a workgroup.
-MAX_WORKGROUP: Final = 1024
 
 #: Clocks from a load to its data, about (no public figure; schedules and estimates only).
 MEMORY_CLOCKS: Final = 800
@@ -43,7 +39,6 @@ CHUNK_BYTES: Final = 16
 #: sc1 alone is the scope of the whole device, past the L1 and past another XCD's lines in the L2.
 CACHE_DEFAULT: Final = 0
 CACHE_DEVICE_SCOPE: Final = 1 << 4
-CACHE_NON_TEMPORAL: Final = 1 << 1
 
 #: Word 3 of a raw buffer descriptor: 32-bit data, offsets in bytes, bounds checked.
 BUFFER_FLAGS: Final = 0x27000

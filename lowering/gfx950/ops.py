@@ -70,13 +70,6 @@ def as_index(value: Index) -> ir.Value:
     return arith.index_castui(ir.IndexType.get(), value.value)
 
 
-def low_i32(value: Index) -> Index:
-    """The low half of an i64."""
-    if isinstance(value, int):
-        return value
-    return IndexValue(arith.trunci(i32_type(), value.value))
-
-
 def or_out_of_bounds(is_inside: Condition, offset: Index) -> Index:
     """``offset``, or one that a buffer refuses."""
     return choose(is_inside, offset, OUT_OF_BOUNDS)

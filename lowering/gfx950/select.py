@@ -24,6 +24,9 @@ LHS_TYPES = ("f8E4M3FN", "f8E5M2")
 RHS_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 RHS_BLOCKS = ((1, 32), (32, 32))
 
+#: Rows up to which one tier of a dynamic M serves all: the time is that of streaming the weight.
+FEWEST_ROWS = 8
+
 #: Most steps of K that a kernel's loop is unrolled by.
 MOST_STAGES = 4
 
@@ -90,7 +93,8 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
     if reason:
         return Selection(None, reason)
     tuned = tuned_tiers().get((problem.n, problem.k))
-    tiers = unbounded_last(tuned) if tuned else default_tiers(problem.n, problem.k)
+    tiers = tuned or default_tiers(problem.n, problem.k)
+    tiers = unbounded_last(thin(tiers) if problem.m is None else tiers)
     if problem.m is not None:
         m = problem.m
         chosen = next(tier for tier in tiers if tier.max_m is None or m <= tier.max_m)
@@ -161,6 +165,20 @@ def _tier_from_table(fields: dict[str, Any]) -> KernelTier:
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
     return KernelTier(**lists_as_tuples)
+
+
+def thin(tiers: tuple[KernelTier, ...]) -> tuple[KernelTier, ...]:
+    """Fewer tiers for a module that has to hold them all: each at twice the rows of the one before.
+
+    A tier that is left out is served by the next larger one. Compiling a tier takes about 0.7 s.
+    """
+    kept = [tiers[-1]]
+    for tier in reversed(tiers[:-1]):
+        limit = kept[-1].max_m
+        is_far = limit is None or (limit > FEWEST_ROWS and 2 * (tier.max_m or 0) <= limit)
+        if is_far:
+            kept.append(tier)
+    return tuple(reversed(kept))
 
 
 def unbounded_last(tiers: tuple[KernelTier, ...]) -> tuple[KernelTier, ...]:

@@ -35,9 +35,14 @@ MOST_PLANNED_WAVES = 4
 
 
 class Gfx950Target(Target):
-    """Scaled MFMA kernels, compiled by IREE's rocm back end."""
+    """Scaled MFMA kernels, compiled by IREE's rocm back end.
+
+    A zero-size buffer breaks IREE's cuda device for the rest of the process, and its hip device is
+    built alike, so M = 0 stays on the host.
+    """
 
     name = select.NAME
+    guards_empty = True
 
     def compile_flags(self) -> tuple[str, ...]:
         """The iree-compile flags that choose this target's device."""

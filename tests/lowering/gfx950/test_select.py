@@ -3,6 +3,7 @@
 """Which kernel is chosen: tables, defaults, limits, and refusals that say what would work."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_few_columns_are_split_along_k_until_the_machine_is_full():
     assert chosen(ScaledMatmul(m=4, n=1024, k=16384))[0].splits == 4
     assert chosen(ScaledMatmul(m=4, n=1024, k=1024))[0].splits == 1, "too few steps to share"
     assert chosen(ScaledMatmul(m=1, n=16, k=65536))[0].splits == select.MOST_SPLITS
+
+
+@pytest.mark.parametrize(("n", "k"), select.tuned_tiers())
+def test_a_dynamic_m_gets_tiers_that_are_far_apart(n: int, k: int):
+    limits = [tier.max_m for tier in chosen(ScaledMatmul(m=None, n=n, k=k))]
+    assert limits[-1] is None
+    assert limits[0] is not None
+    bounded = [limit for limit in limits if limit is not None]
+    assert all(2 * a <= b for a, b in pairwise(bounded))
+    assert bounded[0] >= 4
+    assert len(limits) <= 12
 
 
 def test_a_table_entry_is_taken_and_stepped_down_to_fit():

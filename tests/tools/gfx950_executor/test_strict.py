@@ -54,6 +54,41 @@ def test_overwriting_a_register_being_loaded_needs_a_wait() -> None:
         bench.run(code, vector={0: 4 * LANE}, scalar=bench.pointer(0))
 
 
+def test_a_later_load_may_overtake_an_earlier_one_to_its_register() -> None:
+    """Memory loads return in issue order, so the later value stays; it needs a wait of its own."""
+    bench = Bench([words(128)])
+    code = [
+        ins.global_load_dword(v[1], v[0], saddr=s[2:3]),
+        ins.global_load_dword(v[1], v[0], saddr=s[2:3], offset=256),
+    ]
+    wave = bench.run(
+        [*code, wait(vm=0), ins.v_mov_b32_e32(v[2], v[1])],
+        vector={0: 4 * LANE},
+        scalar=bench.pointer(0),
+    )
+    np.testing.assert_array_equal(wave.v[2], LANE + 64)
+    again = Bench([words(128)])
+    with pytest.raises(MissingWaitError, match="v1"):
+        again.run(
+            [*code, wait(vm=1), ins.v_mov_b32_e32(v[2], v[1])],
+            vector={0: 4 * LANE},
+            scalar=again.pointer(0),
+        )
+
+
+def test_an_undefined_high_half_of_an_addend_leaves_the_low_result_defined() -> None:
+    """LLVM uses the 64-bit multiply-add for 32-bit results; v5 here was never written."""
+    bench = Bench([words()])
+    mad = ins.v_mad_u64_u32(v[2:3], s[8:9], v[0], 3, v[4:5])
+    wave = bench.run([mad, ins.v_mov_b32_e32(v[6], v[2])], vector={0: LANE, 4: LANE})
+    np.testing.assert_array_equal(wave.v[6], 4 * LANE)
+    assert not wave.v_poison[6].any()
+    again = Bench([words()])
+    store = ins.global_store_dword(v[7], v[3], saddr=s[2:3])
+    with pytest.raises(UninitialisedError):
+        again.run([mad, store], vector={0: LANE, 4: LANE, 7: 4 * LANE}, scalar=again.pointer(0))
+
+
 def test_a_count_releases_the_oldest_loads_only() -> None:
     bench = Bench([words()])
     code = [
