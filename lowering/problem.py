@@ -68,6 +68,10 @@ class Epilogue:
         }
         return tuple(name for name, is_present in present.items() if is_present)
 
+    def describe(self) -> str:
+        """The steps for a remark, such as ``bias, gelu``; empty without any."""
+        return ", ".join((*self.operand_names(), *filter(None, [self.activation])))
+
 
 @dataclass(frozen=True)
 class ScaledMatmul:

@@ -15,12 +15,15 @@ from block32.passes.inline_composites import InlineCompositesPass
 from block32.passes.isolate import IsolatePass
 from block32.passes.outline import OutlinePass
 from block32.passes.pipeline import PipelinePass
+from block32.passes.quantize_weights import QuantizeWeightsPass
 from block32.passes.raise_ import RaisePass
 from block32.passes.select_kernel import SelectKernelPass
 from block32.passes.spec_script import SpecScriptPass
 
-#: Every pass, in the order of the pipelines: the first and the last are those of a spec alone.
+#: Every pass, in the order of the pipelines: the first is that of ``block32 quantize``, the second
+#: and the last are those of a spec alone.
 PASSES: Final[tuple[type[Pass], ...]] = (
+    QuantizeWeightsPass,
     IsolatePass,
     RaisePass,
     FusePass,

@@ -137,4 +137,6 @@ def _remark(problem: ScaledMatmul, config: KernelConfig, reason: str) -> str:
     tiers = "; ".join(
         (f"M <= {tier.max_m}: " if tier.max_m else "") + tier.describe() for tier in config.tiers
     )
-    return f"{problem.describe()}: {config.target} {tiers} ({reason})"
+    steps = problem.epilogue.describe()
+    fused = f" with {steps}" if steps else ""
+    return f"{problem.describe()}{fused}: {config.target} {tiers} ({reason})"

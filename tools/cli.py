@@ -13,7 +13,7 @@ from typing import Final
 from block32.dialects.diagnostics import DiagnosticError
 
 #: The commands' modules, in the order of ``block32 --help``.
-COMMANDS: Final[tuple[str, ...]] = ("compile", "run", "spec", "doctor", "inspect")
+COMMANDS: Final[tuple[str, ...]] = ("compile", "run", "spec", "doctor", "inspect", "quantize")
 
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb

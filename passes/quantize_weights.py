@@ -1,0 +1,214 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``block32-quantize-weights``: linear layers of an f32, bf16 or f16 model get MX weights.
+
+Before::
+
+    #x = affine_map<(m, n, k) -> (m, k)>
+    #w = affine_map<(m, n, k) -> (n, k)>
+    #y = affine_map<(m, n, k) -> (m, n)>
+    util.global private @fc = #flow.parameter.named<"model"::"fc.weight"> : tensor<96x64xf32>
+    util.func public @f(%x: tensor<4x64xf32>) -> tensor<4x96xf32> {
+      %fc = util.global.load @fc : tensor<96x64xf32>
+      %zero = arith.constant dense<0.0> : tensor<4x96xf32>
+      %y = linalg.matmul indexing_maps = [#x, #w, #y]
+          ins(%x, %fc : tensor<4x64xf32>, tensor<96x64xf32>)
+          outs(%zero : tensor<4x96xf32>) -> tensor<4x96xf32>
+      util.return %y : tensor<4x96xf32>
+    }
+
+After::
+
+    util.global private @fc_mx_scale =
+        #flow.parameter.named<"model"::"fc.weight_scale"> : tensor<3x2xi8>
+    util.global private @fc_mx =
+        #flow.parameter.named<"model"::"fc.weight"> : tensor<96x64xi8>
+    util.func public @f(%arg0: tensor<4x64xf32>) -> tensor<4x96xf32> {
+      %cst = ...
+      %fc_mx = util.global.load @fc_mx : tensor<96x64xi8>
+      %0 = flow.tensor.bitcast %fc_mx : tensor<96x64xi8> -> tensor<96x64xf8E4M3FN>
+      %1 = linalg.matmul indexing_maps = [#map, #map1, #map2]
+          {block32.lhs = {block = [1, 32], scale = "dynamic"},
+           block32.rhs = {block = [32, 32], scale = @fc_mx_scale}}
+          ins(%arg0, %0 : ...
+
+A linear layer is a matmul, batched or not, whose right operand is a constant or a parameter of two
+dimensions, read through transposes and broadcasts as importers write them. Weights that are in
+the module are quantised there; of parameters only the types change, and ``layers`` says what the
+parameter file must hold (``block32 quantize`` writes it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, linalg, tensor
+
+from block32.dialects.block_scale import (
+    LHS_ATTRIBUTE,
+    RHS_ATTRIBUTE,
+    SCALE_RULES,
+    BlockScale,
+)
+from block32.dialects.diagnostics import DiagnosticError
+from block32.lowering.common.index import constant
+from block32.lowering.common.tensors import dynamic_sizes
+from block32.passes.base import Pass, Report
+from block32.passes.canonical import is_zero_fill
+from block32.passes.quantizing.layers import Layer, find_layers
+from block32.passes.quantizing.weights import QuantizedWeight, WeightStore
+from block32.passes.raising.marked_matmul import is_marked
+from block32.runtime.quantizer import FORMATS
+
+BLOCKS = {"32x32": (32, 32), "1x32": (1, 32)}
+
+
+@dataclass
+class QuantizeWeightsPass(Pass):
+    """Quantise the weights of linear layers.
+
+    Attributes:
+        block: Elements (N x K) that share a scale: ``32x32`` or ``1x32``.
+        rule: How scales are chosen: ``rceil``, ``floor``, ``even`` or ``ceil``.
+        format: ``mxfp8`` or ``mxfp4``.
+        activations: ``mxfp8`` quantises them at run time, ``none`` takes them as they are.
+        keep: Names of layers to leave alone, with ``*`` and ``?``, separated by commas.
+        weights: What was quantised, in program order; for the caller to read.
+    """
+
+    argument: ClassVar[str] = "block32-quantize-weights"
+    summary: ClassVar[str] = "give the linear layers of a model MX weights"
+
+    block: str = "32x32"
+    rule: str = "rceil"
+    format: str = "mxfp8"
+    activations: str = "mxfp8"
+    keep: str = ""
+    weights: list[QuantizedWeight] = field(default_factory=list, repr=False, init=False)
+
+    def run(self, module: ir.Module, report: Report) -> None:
+        """See the module's docstring.
+
+        Raises:
+            DiagnosticError: There is nothing to quantise, a pattern matches no layer, or a weight
+                in the module is not finite.
+        """
+        self._check_options()
+        layers = [layer for layer in find_layers(module) if not is_marked(layer.op)]
+        kept = self._kept_names({layer.name for layer in layers})
+        chosen = [layer for layer in layers if layer.name not in kept]
+        if not chosen:
+            raise DiagnosticError(
+                "<module>",
+                "nothing to quantise: expected a matmul whose right operand is a two-dimensional "
+                f"f32, bf16 or f16 constant or parameter{' that is not kept' if kept else ''}",
+            )
+        store = WeightStore(module, BLOCKS[self.block], self.rule, self.format)
+        for layer in chosen:
+            weight = store.quantized(layer)
+            self._rewrite(layer, weight)
+            report.remark(layer.op, f"{layer.name}: {self.format} {self.block} {self.rule}")
+        for layer in chosen:
+            layer.op.erase()
+        store.remove_unused()
+        self.weights.extend(store.weights)
+
+    @classmethod
+    def option_fields(cls) -> tuple[dataclasses.Field[object], ...]:
+        """All fields but the result."""
+        return tuple(f for f in dataclasses.fields(cls) if f.init)
+
+    def _check_options(self) -> None:
+        choices = {
+            "block": tuple(BLOCKS),
+            "rule": SCALE_RULES,
+            "format": tuple(FORMATS),
+            "activations": ("mxfp8", "none"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise DiagnosticError(
+                    "block32 quantize",
+                    f"unknown {name} '{getattr(self, name)}'; expected {' or '.join(allowed)}",
+                )
+
+    def _kept_names(self, names: set[str]) -> set[str]:
+        kept: set[str] = set()
+        for pattern in filter(None, (p.strip() for p in self.keep.split(","))):
+            matching = {name for name in names if fnmatchcase(name, pattern)}
+            if not matching:
+                known = ", ".join(sorted(names)[:8]) or "none"
+                raise DiagnosticError(
+                    "block32 quantize",
+                    f"the pattern '{pattern}' matches no linear layer",
+                    (f"layers are {known}{', ...' if len(names) > 8 else ''}",),
+                )
+            kept |= matching
+        return kept
+
+    def _rewrite(self, layer: Layer, weight: QuantizedWeight) -> None:
+        """Build the marked matmul of rows that stands for a layer's, batched or not."""
+        op = layer.op
+        with ir.InsertionPoint(op), op.location:
+            x = _collapsed(layer.lhs)
+            w = weight.load(ir.Type.parse(FORMATS[self.format].name), layer.k)
+            init = _collapsed_init(op.operands[2], x)
+            y = self._matmul(x, w, init, weight)
+            result = _restored(y, op.operands[2])
+        op.results[0].replace_all_uses_with(result)
+
+    def _matmul(
+        self, x: ir.Value, w: ir.Value, init: ir.Value, weight: QuantizedWeight
+    ) -> ir.Value:
+        m, n, k = (ir.AffineExpr.get_dim(i) for i in range(3))
+        maps = [ir.AffineMap.get(3, 0, exprs) for exprs in ([m, k], [n, k], [m, n])]
+        op = linalg.MatmulOp(
+            [init.type],
+            [x, w],
+            [init],
+            indexing_maps=ir.ArrayAttr.get([ir.AffineMapAttr.get(map_) for map_ in maps]),
+        )
+        linalg.fill_builtin_region(op.operation)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.activations != "none":
+            dynamic = BlockScale((1, 32), "dynamic", self.rule)
+            op.operation.attributes[LHS_ATTRIBUTE] = dynamic.build()
+        scale = ir.FlatSymbolRefAttr.get(weight.scale_symbol)
+        op.operation.attributes[RHS_ATTRIBUTE] = BlockScale(weight.block, scale).build()
+        return op.operation.results[0]
+
+
+def _collapsed(value: ir.Value) -> ir.Value:
+    """``[batches, M, K]`` as ``[batches * M, K]``."""
+    value_type = ir.RankedTensorType(value.type)
+    if value_type.rank == 2:
+        return value
+    sizes = value_type.shape[:-1]
+    dynamic = ir.ShapedType.get_dynamic_size()
+    rows = dynamic if dynamic in sizes else sizes[0] * sizes[1]
+    collapsed = ir.RankedTensorType.get([rows, value_type.shape[-1]], value_type.element_type)
+    return tensor.collapse_shape(collapsed, value, [[0, 1], [2]])
+
+
+def _collapsed_init(init: ir.Value, x: ir.Value) -> ir.Value:
+    """The init as a matrix; zeros are made anew, so that they are seen to be zeros."""
+    init_type = ir.RankedTensorType(init.type)
+    if init_type.rank == 2 or not is_zero_fill(init):
+        return _collapsed(init)
+    x_type = ir.RankedTensorType(x.type)
+    rows = tensor.dim(x, constant(0)) if x_type.is_dynamic_dim(0) else x_type.shape[0]
+    empty = tensor.empty([rows, init_type.shape[-1]], init_type.element_type)
+    return linalg.fill(arith.constant(init_type.element_type, 0.0), outs=[empty])
+
+
+def _restored(y: ir.Value, init: ir.Value) -> ir.Value:
+    """``[batches * M, N]`` in the shape of the init."""
+    init_type = ir.RankedTensorType(init.type)
+    if init_type.rank == 2:
+        return y
+    return tensor.expand_shape(
+        init_type, y, [[0, 1], [2]], dynamic_sizes(init), list(init_type.shape)
+    )

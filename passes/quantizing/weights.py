@@ -1,0 +1,322 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The MX weights of a module: new globals, and what a parameter file must hold for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from iree.compiler import ir
+
+from block32.dialects.diagnostics import DiagnosticError, error_at
+from block32.lowering.common.tensors import bitcast
+from block32.lowering.problem import ceil_div
+from block32.passes.quantizing.layers import Layer
+from block32.runtime.quantizer import FORMATS, Loss, quantize_rows
+
+DTYPES: dict[str, Any] = {
+    "f32": np.float32,
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+}
+#: Elements that are quantised at a time: the work on them takes some 60 bytes each.
+_SLAB = 1 << 20
+
+
+@dataclass
+class QuantizedWeight:
+    """A weight that was quantised, or is to be in the parameter file.
+
+    Attributes:
+        name: The layer's name.
+        scope: The parameter's scope; None for a weight in the module.
+        key: The parameter's name before and after; None for a weight in the module.
+        shape: The shape as stored before.
+        element: The element type before.
+        is_transposed: It was stored ``[K, N]``; it is ``[N, K]`` after.
+        block: (rows, K) elements that share a scale.
+        rule: How scales are chosen.
+        format: ``mxfp8`` or ``mxfp4``.
+        symbol: The global of the codes.
+        keeps_original: The original is still read elsewhere, so that it stays, too.
+        loss: What was lost, once it is known.
+        layers: How many matmuls read it.
+    """
+
+    name: str
+    scope: str | None
+    key: str | None
+    shape: tuple[int, int]
+    element: str
+    is_transposed: bool
+    block: tuple[int, int]
+    rule: str
+    format: str
+    symbol: str
+    keeps_original: bool = False
+    loss: Loss = field(default_factory=Loss)
+    layers: int = 0
+
+    @property
+    def n(self) -> int:
+        """Rows of the weight, columns of the result."""
+        return self.shape[1] if self.is_transposed else self.shape[0]
+
+    @property
+    def k(self) -> int:
+        """The reduction."""
+        return self.shape[0] if self.is_transposed else self.shape[1]
+
+    @property
+    def scale_symbol(self) -> str:
+        """The global of the scales."""
+        return f"{self.symbol}_scale"
+
+    @property
+    def code_key(self) -> str:
+        """The name of the codes in the parameter file."""
+        return f"{self.key}_mx" if self.keeps_original else str(self.key)
+
+    @property
+    def scale_key(self) -> str:
+        """The name of the scales in the parameter file."""
+        return f"{self.key}_scale"
+
+    @property
+    def code_shape(self) -> tuple[int, int]:
+        """Bytes: ``[N, K]``, or ``[N, ceil(K/2)]`` for 4-bit codes."""
+        return self.n, ceil_div(self.k * FORMATS[self.format].bits, 8)
+
+    @property
+    def scale_shape(self) -> tuple[int, int]:
+        """Bytes: one a block."""
+        return ceil_div(self.n, self.block[0]), ceil_div(self.k, self.block[1])
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the weight."""
+        return self.n * self.k * np.dtype(DTYPES[self.element]).itemsize
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of codes and scales."""
+        return int(np.prod(self.code_shape) + np.prod(self.scale_shape))
+
+    def load(self, element: ir.Type, k: int) -> ir.Value:
+        """Load the codes at the insertion point, as ``[N, K]`` of ``element``."""
+        stored = ir.RankedTensorType.get(list(self.code_shape), _i8())
+        load = ir.Operation.create(
+            "util.global.load",
+            results=[stored],
+            attributes={"global": ir.FlatSymbolRefAttr.get(self.symbol)},
+        )
+        return bitcast(load.result, ir.RankedTensorType.get([self.n, k], element))
+
+    def quantize(
+        self, stored: npt.NDArray[Any]
+    ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
+        """Codes and scales, a slab of rows at a time; counts the loss.
+
+        Args:
+            stored: The weight as stored before.
+
+        Raises:
+            ValueError: It holds a NaN or an infinity.
+        """
+        w = stored.T if self.is_transposed else stored
+        rows = max(_SLAB // max(self.k, 1) // 32, 1) * 32
+        self.loss = Loss()
+        for start in range(0, self.n, rows):
+            slab = np.asarray(w[start : start + rows], np.float32)
+            if not np.isfinite(slab).all():
+                raise ValueError("NaN" if np.isnan(slab).any() else "an infinity")
+            form = FORMATS[self.format]
+            codes, scales, loss = quantize_rows(slab, self.block[0], self.rule, form)
+            self.loss = self.loss + loss
+            yield codes, scales
+
+
+class WeightStore:
+    """Makes the globals of a module's weights, one for each weight however often it is read."""
+
+    def __init__(self, module: ir.Module, block: tuple[int, int], rule: str, form: str):
+        """The module, and how its weights are quantised."""
+        self._module = module
+        self._symbols = ir.SymbolTable(module.operation)
+        self._options = {"block": block, "rule": rule, "format": form}
+        self._made: dict[object, QuantizedWeight] = {}
+        self._replaced: set[str] = set()
+
+    @property
+    def weights(self) -> list[QuantizedWeight]:
+        """All of them, in program order."""
+        return list(self._made.values())
+
+    def quantized(self, layer: Layer) -> QuantizedWeight:
+        """The MX weight of a layer.
+
+        Raises:
+            DiagnosticError: A weight in the module is not finite.
+        """
+        source = layer.source
+        key = (source.symbol or source.value, layer.is_transposed)
+        if key not in self._made:
+            self._made[key] = self._make(layer)
+            if source.symbol:
+                self._replaced.add(source.symbol)
+        self._made[key].layers += 1
+        return self._made[key]
+
+    def _make(self, layer: Layer) -> QuantizedWeight:
+        source = layer.source
+        symbol = f"{source.symbol or layer.name}_mx"
+        while symbol in self._symbols:
+            symbol += "_"
+        weight = QuantizedWeight(
+            name=layer.name,
+            scope=source.scope,
+            key=source.key,
+            shape=layer.shape,
+            element=layer.element,
+            is_transposed=layer.is_transposed,
+            symbol=symbol,
+            keeps_original=source.symbol is not None and self._is_read_elsewhere(layer),
+            **self._options,  # type: ignore[arg-type]
+        )
+        if source.value is None:
+            self._define(layer, weight.symbol, weight.code_shape, _parameter(weight, False))
+            self._define(layer, weight.scale_symbol, weight.scale_shape, _parameter(weight, True))
+        else:
+            self._define_constants(layer, weight, _array(layer))
+        return weight
+
+    def _is_read_elsewhere(self, layer: Layer) -> bool:
+        """Whether anything but matmuls of this kind reads the global."""
+        readers: set[str] = set()
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            is_load = op.name == "util.global.load" and (
+                ir.FlatSymbolRefAttr(op.attributes["global"]).value == layer.source.symbol
+            )
+            if is_load:
+                readers.update(_final_readers(op.results[0]))
+            return ir.WalkResult.ADVANCE
+
+        self._module.operation.walk(visit)
+        return bool(readers - {"linalg.matmul", "linalg.batch_matmul"})
+
+    def _define_constants(
+        self, layer: Layer, weight: QuantizedWeight, stored: npt.NDArray[Any]
+    ) -> None:
+        try:
+            slabs = list(weight.quantize(stored))
+        except ValueError as error:
+            raise error_at(layer.op, f"has a weight, '{layer.name}', that holds {error}") from error
+        for symbol, parts in zip(
+            (weight.symbol, weight.scale_symbol), zip(*slabs, strict=True), strict=True
+        ):
+            array = np.concatenate(parts).view(np.int8)
+            self._define(layer, symbol, array.shape, ir.DenseElementsAttr.get(array))
+
+    def _define(
+        self, layer: Layer, symbol: str, shape: tuple[int, ...], initial: ir.Attribute
+    ) -> None:
+        """``util.global private @symbol = initial`` at the module's start."""
+        with ir.InsertionPoint.at_block_begin(self._module.body), layer.op.location:
+            definition = ir.Operation.create(
+                "util.global",
+                attributes={
+                    "sym_name": ir.StringAttr.get(symbol),
+                    "sym_visibility": ir.StringAttr.get("private"),
+                    "type": ir.TypeAttr.get(ir.RankedTensorType.get(list(shape), _i8())),
+                    "initial_value": initial,
+                },
+            )
+            self._symbols.insert(definition)
+
+    def remove_unused(self) -> None:
+        """Drop what only the replaced matmuls read: views, loads, and the globals themselves."""
+        is_read: set[str] = set()
+        for op in reversed(_pure_ops(self._module)):
+            if not any(list(result.uses) for result in op.results):
+                op.erase()
+            elif op.name == "util.global.load":
+                is_read.add(ir.FlatSymbolRefAttr(op.attributes["global"]).value)
+        for symbol in self._replaced - is_read:
+            self._symbols.erase(self._symbols[symbol])
+
+
+#: Ops between a weight and its matmul.
+_VIEWS = (
+    "util.global.load",
+    "arith.constant",
+    "tensor.empty",
+    "linalg.transpose",
+    "linalg.broadcast",
+    "linalg.generic",
+    "tensor.cast",
+    "tensor.expand_shape",
+    "tensor.collapse_shape",
+)
+
+
+def _pure_ops(module: ir.Module) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in _VIEWS:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def _final_readers(value: ir.Value) -> set[str]:
+    """The names of the ops that read a value through views."""
+    readers: set[str] = set()
+    for use in value.uses:
+        user = use.owner.operation
+        is_view = user.name in _VIEWS and len(user.results) == 1
+        readers |= _final_readers(user.results[0]) if is_view else {user.name}
+    return readers
+
+
+def _parameter(weight: QuantizedWeight, is_scale: bool) -> ir.Attribute:
+    """``#flow.parameter.named<scope::key>`` of the codes or of the scales."""
+    key = weight.scale_key if is_scale else weight.code_key
+    shape = weight.scale_shape if is_scale else weight.code_shape
+    scope = f"{json.dumps(weight.scope)}::" if weight.scope else ""
+    return ir.Attribute.parse(
+        f"#flow.parameter.named<{scope}{json.dumps(key)}> : tensor<{shape[0]}x{shape[1]}xi8>"
+    )
+
+
+def _array(layer: Layer) -> npt.NDArray[Any]:
+    """The values of a weight in the module."""
+    value = layer.source.value
+    assert value is not None
+    dtype = DTYPES[layer.element]
+    if isinstance(value, ir.DenseElementsAttr):
+        if value.is_splat:
+            splat = ir.FloatAttr(value.get_splat_value()).value
+            return np.full(layer.shape, splat, dtype)
+        if layer.element == "bf16":
+            listed = [ir.FloatAttr(v).value for v in value]  # the bindings give no bf16 buffer
+            return np.array(listed, np.float32).reshape(layer.shape)
+        return np.array(value).reshape(layer.shape)
+    raise DiagnosticError(
+        layer.name,
+        "the weight is a resource; expected a dense constant or a parameter",
+        ("externalise the weights: iree-import or iree.turbine write them as parameters",),
+    )
+
+
+def _i8() -> ir.Type:
+    return ir.IntegerType.get_signless(8)
