@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from block32.lowering.apple import llvm14
