@@ -3,7 +3,7 @@
 """Building composites and calls of them, for passes and for people who have a graph.
 
 ```python
-composites = Composites(ir.SymbolTable(module.operation))
+composites = Composites(module)
 with ir.InsertionPoint(op), op.location:
     codes, scales = composites.quantize(x, rule="rceil")
 ```
@@ -80,9 +80,10 @@ def build_matmul_function(symbol: str, problem: ScaledMatmul) -> ir.Operation:
 class Composites:
     """Calls composites in one module, defining each for a type where it is first called."""
 
-    def __init__(self, symbols: ir.SymbolTable):
-        """``symbols`` are the module's: definitions are added to them."""
-        self._symbols = symbols
+    def __init__(self, module: ir.Module | ir.SymbolTable):
+        """The module, or its symbols: definitions are added to them."""
+        is_module = isinstance(module, ir.Module)
+        self._symbols = ir.SymbolTable(module.operation) if is_module else module
 
     def quantize(
         self, x: ir.Value, rule: str = "rceil", element: str = "f8E4M3FN"

@@ -100,4 +100,4 @@ def run_function_results(
     loaded = runtime.load_vm_module(module, config)
     results = loaded[function](*arguments)
     results = results if isinstance(results, tuple) else (results,)
-    return [np.asarray(result.to_host()) for result in results]
+    return [np.array(result.to_host()) for result in results]

@@ -27,7 +27,7 @@ LARGEST_BELOW_4 = np.nextafter(np.float32(4), np.float32(0))
 def program(k: int, source: str, rule: str, element: str) -> str:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.create()
-        composites = Composites(ir.SymbolTable(module.operation))
+        composites = Composites(module)
         with ir.InsertionPoint(module.body):
 
             @func.FuncOp.from_py_func(ir.Type.parse(f"tensor<?x{k}x{source}>"), name="main")
