@@ -192,7 +192,8 @@ def _check_no_rows(entry: Entry, options: argparse.Namespace) -> str:
     before = _run(module, operands)
     empty = {n: a[:0] if n.startswith("lhs") else a for n, a in operands.arrays.items()}
     arguments = [module.to_card(array) for array in empty.values()]
-    shape = module.call(arguments).to_host().shape
+    # Not `to_host`: the runtime cannot import an empty array's memory.
+    shape = tuple(module.call(arguments).shape)
     assert shape == (0, entry["problem"]["n"]), f"got {shape}"
     assert card.same_bits(before, _run(module, operands)), "the device is broken after M = 0"
     return "no rows, and the next call is right"

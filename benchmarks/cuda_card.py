@@ -202,10 +202,15 @@ def same_bits(a: Array, b: Array) -> bool:
 
 
 def run_in_threads(path: Path, operands: Operands, threads: int, calls: int) -> list[Array]:
-    """The last result of each of several host threads, each with a context of its own."""
+    """The last result of each of several host threads, each with a context of its own.
+
+    Each thread opens the card for itself: the driver keeps its current context by thread, and
+    IREE makes it current in the thread that opens a device and in no other.
+    """
 
     def work(_: int) -> Array:
-        module = CardModule(path, rt.Config(CardModule.device))
+        device = rt.get_device(CardModule.device, cache=False)
+        module = CardModule(path, rt.Config(device=device))
         arguments = [module.to_card(array) for array in operands.in_order()]
         for _ in range(calls - 1):
             module.call(arguments)
