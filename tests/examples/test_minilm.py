@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "minilm"))
 
 def test_a_small_encoder_is_quantised_compiled_and_close(tmp_path: Path) -> None:
     """All linear layers of a model from PyTorch, with their epilogues, for every length."""
-    from encoder import Config, Encoder
-    from pipeline import compile_mxfp8, export
+    from encoder import Config, Encoder  # pyright: ignore[reportMissingImports]
+    from pipeline import compile_mxfp8, export  # pyright: ignore[reportMissingImports]
 
     config = Config(vocabulary=100, positions=32, width=64, inner_width=160, heads=2, layers=2)
     torch.manual_seed(4)
