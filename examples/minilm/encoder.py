@@ -6,6 +6,8 @@ One sentence at a time and without padding, so that there is no mask: length is 
 dimension.
 """
 
+# PyTorch and its way into IREE are an extra that type checks go without.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -12,6 +12,8 @@ Activations are taken as they are (W8A16): with --activations=mxfp8 they are qua
 the vector of the shortest sentence, of one word, falls below 0.99.
 """
 
+# PyTorch and its way into IREE are an extra that type checks go without.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 from __future__ import annotations
 
 import argparse

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """From a PyTorch module to two compiled modules: f32 by stock IREE, MXFP8 by block32."""
 
+# PyTorch and its way into IREE are an extra that type checks go without.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 from __future__ import annotations
 
 import warnings

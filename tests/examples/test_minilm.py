@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The whole-model example at small size: two layers with random weights, several lengths."""
 
+# PyTorch and its way into IREE are an extra that type checks go without.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 from __future__ import annotations
 
 import sys
