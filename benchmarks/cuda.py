@@ -26,6 +26,7 @@ from typing import Any
 
 import cuda_card as card
 import numpy as np
+from cuda_plot import bytes_read, draw_comparison
 
 FOLDER = Path(__file__).parent.parent / "build" / "cuda"
 
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="modules whose name contains this")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the modules are")
     parser.add_argument("--device", default="cuda", help="the runtime's name of the card")
+    parser.add_argument("--plot", type=Path, help="draw the times (needs the extra `plot`)")
     parser.add_argument("--output", type=Path, help="write results as JSON")
     options = parser.parse_args()
     if options.build:
@@ -63,6 +65,8 @@ def main() -> int:
             options.table.write_text(_tuned_table(best))
     else:
         results = list(_compare(_entries(options, "timed"), options.folder))
+    if options.plot:
+        draw_comparison([r for r in results if "shape" in r], options.plot)
     if options.output:
         options.output.write_text(json.dumps(results, indent=1))
     failures = [r for r in results if not r.get("passed", True)]
@@ -206,8 +210,10 @@ def _time(entries: list[Entry], folder: Path) -> Iterator[Entry]:
     for entry in entries:
         result = {"name": entry["name"], "rows": entry["rows"], "tiers": entry["tiers"]}
         try:
-            result["us"] = card.time_module(entry, folder)
-            print(f"{result['us']:9.2f} us  {entry['name']}  {_describe(entry)}", flush=True)
+            timing = card.time_module(entry, folder)
+            result |= {"us": timing.device, "wall_us": timing.wall}
+            times = f"{timing.device:9.2f} us  (wall {timing.wall:.2f})"
+            print(f"{times}  {entry['name']}  {_describe(entry)}", flush=True)
         except Exception as error:
             result |= {"passed": False, "message": f"{type(error).__name__}: {error}"}
             print(f"   failed  {entry['name']}  {_describe(entry)}: {error}", flush=True)
@@ -280,8 +286,7 @@ def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
     print("|---|---|---|---|---|---|---|---|")
     for (m, n, k), times in ours.items():
         others = _yardsticks(m, n, k)
-        best = min(times.values())
-        read = (n * k + n * k / 1024 + m * k) / best / 1e6
+        read = bytes_read(m, n, k) / min(times.values()) / 1e6
         cells = [
             f"{m}, {n}, {k}",
             *(f"{times.get(t, float('nan')):.2f}" for t in ("sm_90a", "sm_90a-f32")),
@@ -292,7 +297,9 @@ def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
             f"{read:.2f}, {read / bandwidth:.2f}",
         ]
         print(f"| {' | '.join(cells)} |", flush=True)
-        yield {"name": f"table_{m}x{n}x{k}", "ours": times, "bandwidth": bandwidth, **others}
+        others["triton"], others["triton_form"] = others["triton"]
+        measured = {"shape": (m, n, k), "ours": times, "bandwidth": bandwidth, **others}
+        yield {"name": f"table_{m}x{n}x{k}", **measured}
 
 
 def _yardsticks(m: int, n: int, k: int) -> Entry:

@@ -136,22 +136,23 @@ def _checked_types() -> Iterator[Module]:
 
 
 def _checked_splits() -> Iterator[Module]:
-    """Each form split, reduced in the launch and in a second one."""
+    """Each form split, reduced in the launch and in a second one; small ones for slow checkers."""
     forms = (
         KernelTier("stream", tile=(8, 32, 128), warps=4, stages=4, splits=3),
         KernelTier("tiled", tile=(64, 64, 64), warps=4, stages=4, splits=3),
         KernelTier("tiled", tile=(128, 128, 128), warps=8, stages=4, splits=3, mma=(64, 128, 32)),
     )
-    for index, tier in enumerate(forms):
-        for reduce in ("in_launch", "second_launch"):
-            yield Module(
-                f"split_{index}_{reduce}",
-                "check",
-                ScaledMatmul(None, 5120, 5760),
-                "sm_90a",
-                (4, 19, 200),
-                (dataclasses.replace(tier, reduce=reduce),),
-            )
+    for prefix, n, k in (("split", 5120, 5760), ("small_split", 320, 1152)):
+        for index, tier in enumerate(forms):
+            for reduce in ("in_launch", "second_launch"):
+                yield Module(
+                    f"{prefix}_{index}_{reduce}",
+                    "check",
+                    ScaledMatmul(None, n, k),
+                    "sm_90a",
+                    (4, 19, 200),
+                    (dataclasses.replace(tier, reduce=reduce),),
+                )
 
 
 def _check(problem: ScaledMatmul, target: str, rows: tuple[int, ...]) -> Module:
@@ -195,6 +196,11 @@ def _candidates(m: int) -> Iterator[KernelTier]:
             (16, 256, 4, 3, 1),
             (16, 256, 4, 4, 1),
             (32, 128, 4, 4, 2),
+            (32, 128, 2, 6, 1),
+            (16, 128, 8, 4, 1),
+            (16, 128, 2, 6, 1),
+            (16, 128, 2, 8, 1),
+            (64, 128, 2, 4, 1),
         ):
             tile = (rows, columns, block_k)
             yield KernelTier("stream", tile=tile, warps=warps, stages=stages, splits=splits)
@@ -208,6 +214,11 @@ def _candidates(m: int) -> Iterator[KernelTier]:
         (128, 64, 4, 2),
         (64, 64, 4, 1),
         (256, 64, 4, 1),
+        (128, 128, 4, 1),
+        (128, 64, 6, 1),
+        (128, 96, 4, 1),
+        (256, 128, 4, 1),
+        (64, 96, 4, 1),
     ):
         if m > 1024 and splits > 1:
             continue
