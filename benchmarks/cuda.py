@@ -57,7 +57,8 @@ def main() -> int:
     card.CardModule.device = options.device
     results: list[Entry] = []
     if options.check:
-        results = list(_check(_entries(options, "check"), options))
+        entries = _entries(options, "check") + _entries(options, "quantized")
+        results = list(_check(entries, options))
     elif options.tune:
         results = list(_time(_entries(options, "tune"), options.folder))
         best = _best(results)
@@ -91,13 +92,17 @@ def _check(entries: list[Entry], options: argparse.Namespace) -> Iterator[Entry]
     """One result a check; a check that raises has failed, and the others go on."""
     matmul = card.float64_matmul()
     checks: list[tuple[str, Callable[[], str]]] = [
-        (f"shapes {e['name']}", partial(_check_shapes, e, options, matmul)) for e in entries
+        (f"shapes {e['name']}", partial(_check_shapes, e, options, matmul))
+        for e in entries
+        if e["kind"] == "check"
     ]
     if options.quick:
         checks = checks[::6]
     for entry in entries:
         if entry["name"].startswith("split") and entry["name"].endswith("in_launch"):
             checks.append((f"repeats {entry['name']}", partial(_check_repeats, entry, options)))
+        if entry["kind"] == "quantized":
+            checks.append((entry["name"], partial(_check_quantized, entry, options)))
         if "5120x1152" in entry["name"]:
             checks.append((f"scales {entry['name']}", partial(_check_scales, entry, options)))
     # Last, since an empty buffer that does reach the card breaks it for the whole process.
@@ -157,6 +162,22 @@ def _check_repeats(entry: Entry, options: argparse.Namespace) -> str:
     arguments = [module.to_card(array) for array in operands.in_order()]
     assert card.same_bits(first, module.call(arguments).to_host()), "the reductions differ"
     return f"M {m}: {runs} runs, 8 threads and both reductions equal"
+
+
+def _check_quantized(entry: Entry, options: argparse.Namespace) -> str:
+    """A bf16 x quantised on the card: the codes of the rule, and the y of these codes."""
+    module = card.CardModule(options.folder / entry["file"])
+    problem = entry["problem"] | {"lhs": "bf16", "lhs_scaled": False}
+    for m in entry["rows"]:
+        operands = card.random_operands(problem, m, seed=5)
+        x, w, w_scale = (module.to_card(array) for array in operands.in_order())
+        y, codes, scales = module.call([x, w, w_scale])
+        want_codes, want_scales = card.quantized(operands.arrays["lhs"])
+        assert card.same_bits(want_scales, scales.to_host()), f"M = {m}: other scales"
+        assert card.same_bits(want_codes, codes.to_host()), f"M = {m}: other codes"
+        again = module.call([codes, w, scales, w_scale], "matmul")
+        assert card.same_bits(y.to_host(), again.to_host()), f"M = {m}: another y"
+    return f"M {', '.join(map(str, entry['rows']))}: codes, scales and y bit for bit"
 
 
 def _check_scales(entry: Entry, options: argparse.Namespace) -> str:
