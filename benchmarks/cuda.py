@@ -26,6 +26,7 @@ from typing import Any
 
 import cuda_card as card
 import numpy as np
+from cuda_plot import bytes_read, draw_comparison
 
 FOLDER = Path(__file__).parent.parent / "build" / "cuda"
 
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="modules whose name contains this")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the modules are")
     parser.add_argument("--device", default="cuda", help="the runtime's name of the card")
+    parser.add_argument("--plot", type=Path, help="draw the times (needs the extra `plot`)")
     parser.add_argument("--output", type=Path, help="write results as JSON")
     options = parser.parse_args()
     if options.build:
@@ -55,7 +57,8 @@ def main() -> int:
     card.CardModule.device = options.device
     results: list[Entry] = []
     if options.check:
-        results = list(_check(_entries(options, "check"), options))
+        entries = _entries(options, "check") + _entries(options, "quantized")
+        results = list(_check(entries, options))
     elif options.tune:
         results = list(_time(_entries(options, "tune"), options.folder))
         best = _best(results)
@@ -63,6 +66,8 @@ def main() -> int:
             options.table.write_text(_tuned_table(best))
     else:
         results = list(_compare(_entries(options, "timed"), options.folder))
+    if options.plot:
+        draw_comparison([r for r in results if "shape" in r], options.plot)
     if options.output:
         options.output.write_text(json.dumps(results, indent=1))
     failures = [r for r in results if not r.get("passed", True)]
@@ -87,13 +92,17 @@ def _check(entries: list[Entry], options: argparse.Namespace) -> Iterator[Entry]
     """One result a check; a check that raises has failed, and the others go on."""
     matmul = card.float64_matmul()
     checks: list[tuple[str, Callable[[], str]]] = [
-        (f"shapes {e['name']}", partial(_check_shapes, e, options, matmul)) for e in entries
+        (f"shapes {e['name']}", partial(_check_shapes, e, options, matmul))
+        for e in entries
+        if e["kind"] == "check"
     ]
     if options.quick:
         checks = checks[::6]
     for entry in entries:
         if entry["name"].startswith("split") and entry["name"].endswith("in_launch"):
             checks.append((f"repeats {entry['name']}", partial(_check_repeats, entry, options)))
+        if entry["kind"] == "quantized":
+            checks.append((entry["name"], partial(_check_quantized, entry, options)))
         if "5120x1152" in entry["name"]:
             checks.append((f"scales {entry['name']}", partial(_check_scales, entry, options)))
     # Last, since an empty buffer that does reach the card breaks it for the whole process.
@@ -155,6 +164,22 @@ def _check_repeats(entry: Entry, options: argparse.Namespace) -> str:
     return f"M {m}: {runs} runs, 8 threads and both reductions equal"
 
 
+def _check_quantized(entry: Entry, options: argparse.Namespace) -> str:
+    """A bf16 x quantised on the card: the codes of the rule, and the y of these codes."""
+    module = card.CardModule(options.folder / entry["file"])
+    problem = entry["problem"] | {"lhs": "bf16", "lhs_scaled": False}
+    for m in entry["rows"]:
+        operands = card.random_operands(problem, m, seed=5)
+        x, w, w_scale = (module.to_card(array) for array in operands.in_order())
+        y, codes, scales = module.call([x, w, w_scale])
+        want_codes, want_scales = card.quantized(operands.arrays["lhs"])
+        assert card.same_bits(want_scales, scales.to_host()), f"M = {m}: other scales"
+        assert card.same_bits(want_codes, codes.to_host()), f"M = {m}: other codes"
+        again = module.call([codes, w, scales, w_scale], "matmul")
+        assert card.same_bits(y.to_host(), again.to_host()), f"M = {m}: another y"
+    return f"M {', '.join(map(str, entry['rows']))}: codes, scales and y bit for bit"
+
+
 def _check_scales(entry: Entry, options: argparse.Namespace) -> str:
     """Scales of 2^-127 against 2^127 are exact; one NaN scale makes one row NaN."""
     module = card.CardModule(options.folder / entry["file"])
@@ -206,8 +231,10 @@ def _time(entries: list[Entry], folder: Path) -> Iterator[Entry]:
     for entry in entries:
         result = {"name": entry["name"], "rows": entry["rows"], "tiers": entry["tiers"]}
         try:
-            result["us"] = card.time_module(entry, folder)
-            print(f"{result['us']:9.2f} us  {entry['name']}  {_describe(entry)}", flush=True)
+            timing = card.time_module(entry, folder)
+            result |= {"us": timing.device, "wall_us": timing.wall}
+            times = f"{timing.device:9.2f} us  (wall {timing.wall:.2f})"
+            print(f"{times}  {entry['name']}  {_describe(entry)}", flush=True)
         except Exception as error:
             result |= {"passed": False, "message": f"{type(error).__name__}: {error}"}
             print(f"   failed  {entry['name']}  {_describe(entry)}: {error}", flush=True)
@@ -280,8 +307,7 @@ def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
     print("|---|---|---|---|---|---|---|---|")
     for (m, n, k), times in ours.items():
         others = _yardsticks(m, n, k)
-        best = min(times.values())
-        read = (n * k + n * k / 1024 + m * k) / best / 1e6
+        read = bytes_read(m, n, k) / min(times.values()) / 1e6
         cells = [
             f"{m}, {n}, {k}",
             *(f"{times.get(t, float('nan')):.2f}" for t in ("sm_90a", "sm_90a-f32")),
@@ -292,7 +318,9 @@ def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
             f"{read:.2f}, {read / bandwidth:.2f}",
         ]
         print(f"| {' | '.join(cells)} |", flush=True)
-        yield {"name": f"table_{m}x{n}x{k}", "ours": times, "bandwidth": bandwidth, **others}
+        others["triton"], others["triton_form"] = others["triton"]
+        measured = {"shape": (m, n, k), "ours": times, "bandwidth": bandwidth, **others}
+        yield {"name": f"table_{m}x{n}x{k}", **measured}
 
 
 def _yardsticks(m: int, n: int, k: int) -> Entry:

@@ -1,5 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 """Running compiled modules on a card through the IREE runtime: operands, checks, times."""
 
 from __future__ import annotations
@@ -175,10 +176,22 @@ def expected(operands: Operands, matmul: Matmul) -> tuple[Array, Array]:
     return result, magnitude + 1
 
 
+def quantized(x: Array) -> tuple[Array, Array]:
+    """Codes and scale bytes of x by the rule ``rceil``: the smallest scale that saturates nothing.
+
+    ``x`` is [M, K], K a multiple of 32, its blocks neither zero nor near the ends of f32's range.
+    """
+    blocks = x.astype(np.float64).reshape(len(x), -1, 32)
+    mantissa, exponent = np.frexp(np.abs(blocks).max(axis=2) / 448)
+    exponent -= mantissa == 0.5
+    codes = np.ldexp(blocks, -exponent[..., None]).astype(ml_dtypes.float8_e4m3fn)
+    return codes.reshape(x.shape), (exponent + 127).astype(np.uint8)
+
+
 def float64_matmul() -> Matmul:
     """On the card through torch where there is torch, else NumPy."""
     try:
-        import torch  # pyright: ignore[reportMissingImports]
+        import torch
     except ImportError:
         return np.matmul
 
@@ -220,16 +233,31 @@ def run_in_threads(path: Path, operands: Operands, threads: int, calls: int) -> 
         return list(pool.map(work, range(threads)))
 
 
-def time_module(entry: dict[str, Any], folder: Path, repeats: int = 25) -> float:
-    """Microseconds of one call on the card.
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call.
 
-    The two functions of the module make few and many calls, each with a weight of its own out of
-    more weights than the card's cache holds; their medians' difference, by the calls between.
+    Attributes:
+        device: On the card's clock; the same as ``wall`` where torch, which reads it, is missing.
+        wall: On the host's. For short kernels longer, since IREE records a batch before it plays
+            it, and recording takes 3 to 4 us a call.
+    """
+
+    device: float
+    wall: float
+
+
+def time_module(entry: dict[str, Any], folder: Path, repeats: int = 25) -> Timing:
+    """The time of one call of the module's timing functions.
+
+    The two make few and many calls, each with a weight of its own out of more weights than the
+    card's cache holds. On the card's clock it is the time from the call after the few to the end,
+    by the calls between; on the host's the difference of the two functions' medians.
     """
     module = CardModule(folder / entry["file"])
     problem = entry["problem"]
-    short, long = entry["batches"]
-    arguments = _timing_operands(entry["rows"][0], problem["n"], problem["k"], long)
+    few, many = entry["batches"]
+    arguments = _timing_operands(entry["rows"][0], problem["n"], problem["k"], many)
     medians = []
     for function in ("short", "long"):
         module.call(arguments, function)
@@ -239,7 +267,30 @@ def time_module(entry: dict[str, Any], folder: Path, repeats: int = 25) -> float
             module.call(arguments, function)
             times.append(time.perf_counter() - start)
         medians.append(statistics.median(times))
-    return (medians[1] - medians[0]) * 1e6 / (long - short)
+    wall = (medians[1] - medians[0]) * 1e6 / (many - few)
+    try:
+        spans = [_device_span(module, arguments, few, many) for _ in range(7)]
+    except ImportError:
+        return Timing(wall, wall)
+    return Timing(statistics.median(spans), wall)
+
+
+def _device_span(module: CardModule, arguments: Sequence[Any], few: int, many: int) -> float:
+    """Microseconds a call on the card, gaps between kernels included, after the first ``few``."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as record:
+        module.call(arguments, "long")
+        torch.cuda.synchronize()
+    on_card = torch.autograd.DeviceType.CUDA
+    events = record.events() or []
+    spans = [event.time_range for event in events if event.device_type == on_card]
+    spans.sort(key=lambda span: span.start)
+    assert spans and len(spans) % many == 0, f"{len(spans)} kernels for {many} calls"
+    first = spans[len(spans) // many * few]
+    return (spans[-1].end - first.start) / (many - few)
 
 
 @lru_cache(maxsize=1)

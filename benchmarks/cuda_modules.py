@@ -26,6 +26,7 @@ from block32.lowering.host import (
     result_type,
 )
 from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels
+from block32.lowering.portable.quantize import quantize
 from block32.lowering.problem import Epilogue, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
@@ -78,7 +79,7 @@ class Module:
 
     Attributes:
         name: Its file's stem.
-        kind: ``check``, ``timed`` or ``tune``.
+        kind: ``check``, ``quantized``, ``timed`` or ``tune``.
         problem: The matmul, M dynamic.
         target: A name of ``lowering.targets``.
         rows: The M that it is run with.
@@ -97,7 +98,7 @@ class Module:
 
 def all_modules() -> list[Module]:
     """Every module, by kind."""
-    return [*_timed(), *_checked(), *_tuned()]
+    return [*_timed(), *_checked(), *_quantized(), *_tuned()]
 
 
 def _checked() -> Iterator[Module]:
@@ -136,22 +137,30 @@ def _checked_types() -> Iterator[Module]:
 
 
 def _checked_splits() -> Iterator[Module]:
-    """Each form split, reduced in the launch and in a second one."""
+    """Each form split, reduced in the launch and in a second one; small ones for slow checkers."""
     forms = (
         KernelTier("stream", tile=(8, 32, 128), warps=4, stages=4, splits=3),
         KernelTier("tiled", tile=(64, 64, 64), warps=4, stages=4, splits=3),
         KernelTier("tiled", tile=(128, 128, 128), warps=8, stages=4, splits=3, mma=(64, 128, 32)),
     )
-    for index, tier in enumerate(forms):
-        for reduce in ("in_launch", "second_launch"):
-            yield Module(
-                f"split_{index}_{reduce}",
-                "check",
-                ScaledMatmul(None, 5120, 5760),
-                "sm_90a",
-                (4, 19, 200),
-                (dataclasses.replace(tier, reduce=reduce),),
-            )
+    for prefix, n, k in (("split", 5120, 5760), ("small_split", 320, 1152)):
+        for index, tier in enumerate(forms):
+            for reduce in ("in_launch", "second_launch"):
+                yield Module(
+                    f"{prefix}_{index}_{reduce}",
+                    "check",
+                    ScaledMatmul(None, n, k),
+                    "sm_90a",
+                    (4, 19, 200),
+                    (dataclasses.replace(tier, reduce=reduce),),
+                )
+
+
+def _quantized() -> Iterator[Module]:
+    """Quantising as IREE compiles it for the card, then a kernel."""
+    for n, k in ((320, 1152), (4096, 1280)):
+        name = f"quantized_{n}x{k}"
+        yield Module(name, "quantized", ScaledMatmul(None, n, k), "sm_90a", (1, 8, 33, 130))
 
 
 def _check(problem: ScaledMatmul, target: str, rows: tuple[int, ...]) -> Module:
@@ -195,6 +204,11 @@ def _candidates(m: int) -> Iterator[KernelTier]:
             (16, 256, 4, 3, 1),
             (16, 256, 4, 4, 1),
             (32, 128, 4, 4, 2),
+            (32, 128, 2, 6, 1),
+            (16, 128, 8, 4, 1),
+            (16, 128, 2, 6, 1),
+            (16, 128, 2, 8, 1),
+            (64, 128, 2, 4, 1),
         ):
             tile = (rows, columns, block_k)
             yield KernelTier("stream", tile=tile, warps=warps, stages=stages, splits=splits)
@@ -208,6 +222,11 @@ def _candidates(m: int) -> Iterator[KernelTier]:
         (128, 64, 4, 2),
         (64, 64, 4, 1),
         (256, 64, 4, 1),
+        (128, 128, 4, 1),
+        (128, 64, 6, 1),
+        (128, 96, 4, 1),
+        (256, 128, 4, 1),
+        (64, 96, 4, 1),
     ):
         if m > 1024 and splits > 1:
             continue
@@ -249,7 +268,9 @@ def _compile(module: Module, folder: Path) -> dict[str, object]:
         selection = target.select(module.problem, DeviceFacts())
         assert selection.config is not None, selection.reason
         tiers, reason = selection.config.tiers, selection.reason
-    text = _module_text(KernelSpec(module.problem, target, tiers), module.batches)
+    spec = KernelSpec(module.problem, target, tiers)
+    is_quantized = module.kind == "quantized"
+    text = _quantized_text(spec) if is_quantized else _module_text(spec, module.batches)
     digest = hashlib.sha256(text.encode()).hexdigest()
     output, stamp = folder / f"{module.name}.vmfb", folder / f"{module.name}.sha256"
     if not (output.exists() and stamp.exists() and stamp.read_text() == digest):
@@ -306,16 +327,7 @@ def _build_batch(problem: ScaledMatmul, name: str, calls: int, weights: int) -> 
     arguments = [types["lhs"], types["lhs_scale"]]
     arguments += [types["rhs"]] * weights + [types["rhs_scale"]] * weights
     result = result_type(problem)
-    function = ir.Operation.create(
-        "func.func",
-        attributes={
-            "sym_name": ir.StringAttr.get(name),
-            "function_type": ir.TypeAttr.get(ir.FunctionType.get(arguments, [result])),
-        },
-        regions=1,
-    )
-    locations = [ir.Location.unknown()] * len(arguments)
-    block = function.regions[0].blocks.append(*arguments, arg_locs=locations)
+    block = _public_function(name, arguments, [result])
     with ir.InsertionPoint(block):
         x, x_scale, *rest = block.arguments
         outputs = [
@@ -324,3 +336,45 @@ def _build_batch(problem: ScaledMatmul, name: str, calls: int, weights: int) -> 
         ]
         ir.Operation.create("util.optimization_barrier", results=[result] * calls, operands=outputs)
         ir.Operation.create("func.return", operands=[outputs[-1]])
+
+
+def _quantized_text(spec: KernelSpec) -> str:
+    """``main(x, w, w_scale) -> y, codes, scales`` on bf16, and ``matmul`` of codes and scales."""
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.create()
+        problem = spec.problem
+        types, result = operand_types(problem), result_type(problem)
+        with ir.InsertionPoint(module.body):
+            executable = build_executable(spec, "block32_kernels")
+            build_host_function(spec, "block32_matmul", "block32_kernels")
+            rows = ir.ShapedType.get_dynamic_size()
+            x_type = ir.RankedTensorType.get([rows, problem.k], ir.BF16Type.get())
+            quantized = [types["lhs"], types["lhs_scale"]]
+            block = _public_function(
+                "main", [x_type, types["rhs"], types["rhs_scale"]], [result, *quantized]
+            )
+            with ir.InsertionPoint(block):
+                x, w, w_scale = block.arguments
+                codes, scales = quantize(x, "rceil", problem.lhs)
+                y = build_call("block32_matmul", [codes, w, scales, w_scale], result)
+                ir.Operation.create("func.return", operands=[y, codes, scales])
+            block = _public_function("matmul", list(types.values()), [result])
+            with ir.InsertionPoint(block):
+                y = build_call("block32_matmul", list(block.arguments), result)
+                ir.Operation.create("func.return", operands=[y])
+        emit_kernels(spec, executable)
+        return str(module)
+
+
+def _public_function(name: str, arguments: list[ir.Type], results: list[ir.Type]) -> ir.Block:
+    """An empty ``func.func``; its block."""
+    function = ir.Operation.create(
+        "func.func",
+        attributes={
+            "sym_name": ir.StringAttr.get(name),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(arguments, results)),
+        },
+        regions=1,
+    )
+    locations = [ir.Location.unknown()] * len(arguments)
+    return function.regions[0].blocks.append(*arguments, arg_locs=locations)
