@@ -26,6 +26,10 @@ from block32.passes.walk import operations_named
 
 OP_NAME = "linalg.scaled_contract"
 
+VALUE_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+RESULT_TYPES = ("f32", "bf16", "f16")
+SCALE_TYPE = "f8E8M0FNU"
+
 
 @dataclass(frozen=True)
 class MatmulOperands:
@@ -149,15 +153,22 @@ def is_canonical(op: ir.Operation | ir.OpView) -> bool:
     maps = operation.attributes["indexing_maps"]
     if maps not in (canonical_maps(1), canonical_maps(32)):
         return False
-    return is_zero_fill(operation.operands[4]) and _has_served_shapes(operation)
+    return is_zero_fill(operation.operands[4]) and _has_served_types(operation)
 
 
-def _has_served_shapes(operation: ir.Operation) -> bool:
-    """N and K known, element types that kernels read, E8M0 scales."""
-    lhs, lhs_scale, rhs, rhs_scale = (ir.RankedTensorType(v.type) for v in operation.operands[:4])
+def _has_served_types(operation: ir.Operation) -> bool:
+    """N and K known, element types that kernels read and store, E8M0 scales."""
+    lhs, lhs_scale, rhs, rhs_scale, result = (
+        ir.RankedTensorType(v.type) for v in operation.operands
+    )
     if not rhs.has_static_shape or 0 in rhs.shape or lhs.is_dynamic_dim(1):
         return False
-    return str(lhs_scale.element_type) == str(rhs_scale.element_type) == "f8E8M0FNU"
+    return (
+        str(lhs.element_type) in VALUE_TYPES
+        and str(rhs.element_type) in VALUE_TYPES
+        and str(lhs_scale.element_type) == str(rhs_scale.element_type) == SCALE_TYPE
+        and str(result.element_type) in RESULT_TYPES
+    )
 
 
 def operands_of(op: ir.Operation | ir.OpView) -> MatmulOperands:

@@ -28,7 +28,8 @@ After::
     %5 = linalg.scaled_contract indexing_maps = [#map, #map1, #map2, #map3, #map4]
         ins(%arg0, %0, %transposed, %1 : ...) outs(%4 : tensor<4x32xf32>) -> tensor<4x32xf32>
 
-A marked matmul (one with a ``block32.`` attribute) that cannot be raised is an error. Other ops
+A marked matmul (one with a ``block32.`` attribute) that cannot be raised is an error, and so is one
+that asks for a kernel. Other ops
 that look like a block-scaled matmul and cannot be served get a warning and stay as they are.
 """
 
@@ -78,7 +79,7 @@ class RaisePass(Pass):
         """See the module's docstring.
 
         Raises:
-            DiagnosticError: A marked matmul cannot be raised.
+            DiagnosticError: A matmul that is marked or asks for a kernel cannot be raised.
         """
         symbols = ir.SymbolTable(module.operation)
         for op in candidates(module):
@@ -124,9 +125,9 @@ def leave_alone(op: ir.Operation, reason: NotServedError, report: Report) -> Non
     """Report that a candidate stays as it is.
 
     Raises:
-        DiagnosticError: It is marked, and must not stay.
+        DiagnosticError: It is marked, or asks for a kernel, and must not stay.
     """
-    if marked_matmul.is_marked(op):
+    if marked_matmul.is_marked(op) or KERNEL_ATTRIBUTE in op.attributes:
         raise error_at(op, f"cannot be raised: {reason}") from reason
     report.warn(op, f"looks like a block-scaled matmul and is left alone: {reason}")
 

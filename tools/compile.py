@@ -15,6 +15,7 @@ from rich.status import Status
 
 from block32.dialects.diagnostics import DiagnosticError
 from block32.lowering.targets import TARGETS
+from block32.passes.base import Report
 from block32.passes.pipeline import PassFailedError, PipelinePass
 from block32.tools.compiler import (
     EARLY_PHASES,
@@ -105,11 +106,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _compile(source: bytes, name: str, path: str, options: CompileOptions, quiet: bool) -> bytes:
     if requested_phase(options.flags) in EARLY_PHASES:
         return compile_early_phase(source, name, options)
+    report = Report()
     try:
-        result = compile_source(source, name, options)
+        result = compile_source(source, name, options, report)
     except PassFailedError as error:
         raise explain_failure(error, path, options) from error
     except IreeCompileError as error:
+        for remark in report.remarks:  # what was left to IREE may be what it cannot compile
+            if remark.severity == "warning":
+                print(remark.render(), file=sys.stderr)
         raise DiagnosticError(error.location, error.message) from error
     if not quiet:
         for remark in result.remarks:

@@ -88,13 +88,16 @@ class CompileResult:
     remarks: list[Remark] = field(default_factory=list)
 
 
-def compile_source(source: bytes, name: str, options: CompileOptions) -> CompileResult:
+def compile_source(
+    source: bytes, name: str, options: CompileOptions, report: Report | None = None
+) -> CompileResult:
     """Compile the bytes of an MLIR module, text or bytecode.
 
     Args:
         source: The module.
         name: Its file name, for errors.
         options: How to compile.
+        report: Takes the passes' remarks and warnings, also where IREE fails after the passes.
 
     Raises:
         DiagnosticError: The module or the options are wrong; located where it can be.
@@ -102,7 +105,7 @@ def compile_source(source: bytes, name: str, options: CompileOptions) -> Compile
     """
     module, facts = import_source(source, name, options)
     options.on_phase("passes")
-    report = Report()
+    report = Report() if report is None else report
     passes = standard_pipeline(options.target_name(), facts)
     run_pipeline(module, passes, report, options.after_pass)
     options.on_phase("kernels and code")

@@ -48,7 +48,7 @@ def launch_matmul(
     operands: Mapping[str, npt.NDArray[Any]],
     executable: str,
     seed: int = 0,
-    workgroups: Sequence[tuple[int, int, int]] | None = None,
+    workgroups: Mapping[str, Sequence[tuple[int, int, int]]] | None = None,
     first_counter: int = 0,
 ) -> Outcome:
     """Run the tier that serves the operands' M.
@@ -60,7 +60,7 @@ def launch_matmul(
         operands: Its operands by their ABI name, as bytes.
         executable: The symbol of the executable that the kernels came from.
         seed: Of the schedule.
-        workgroups: Run only these of the first launch; all by default.
+        workgroups: Run only these of a launch, by its name; all of those that are not named.
         first_counter: What the arrival counters hold at first; 0 is right.
 
     Raises:
@@ -92,7 +92,7 @@ def launch_matmul(
             [_buffer(launch, name, arrays[name]) for name in launch.bindings],
             [m] if problem.m is None else [],
             seed=seed,
-            workgroups=workgroups if launch is plan.launches[0] else None,
+            workgroups=(workgroups or {}).get(launch.name),
         )
     buffers = {name: arrays[name] for name in plan.buffers}
     return Outcome(arrays[RESULT], buffers, reports)

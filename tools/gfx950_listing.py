@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from block32.lowering.gfx950.atoms import ATOMS
 from block32.lowering.gfx950.machine import LDS_BYTES, SIMDS, VECTOR_REGISTERS, WAVE_LANES
-from block32.tools.gfx950_executor import Instruction, Kernel
+from block32.tools.gfx950_executor import DamagedCodeError, Instruction, Kernel
 from block32.tools.gfx950_executor.counts import instruction_class
 from block32.tools.gfx950_executor.mutate import instructions
 
@@ -90,8 +90,20 @@ def branch_target(instruction: Instruction) -> int | None:
 
 
 def facts_of(hsaco: bytes, kernel: Kernel) -> KernelFacts:
-    """Everything that ``inspect`` says of a kernel of a code object."""
+    """Everything that ``inspect`` says of a kernel of a code object.
+
+    Raises:
+        UnknownInstructionError: The code cannot be decoded.
+        DamagedCodeError: The kernel's metadata lack what every compiler writes.
+    """
     code = instructions(hsaco, kernel.name)
+    try:
+        return _facts(code, kernel)
+    except KeyError as error:
+        raise DamagedCodeError(f"kernel '{kernel.name}' has no {error} in its metadata") from error
+
+
+def _facts(code: list[Instruction], kernel: Kernel) -> KernelFacts:
     loop = loop_instructions(code)
     metadata = kernel.metadata
     threads = metadata[".max_flat_workgroup_size"]

@@ -33,6 +33,7 @@ from block32.tools.apple_inspect import holds_metal
 from block32.tools.apple_inspect import inspect as inspect_metal
 from block32.tools.gfx950_estimate import Estimate, estimate
 from block32.tools.gfx950_executor import (
+    DamagedCodeError,
     ExecutionError,
     Kernel,
     hsacos_from_vmfb,
@@ -96,14 +97,21 @@ def run(args: argparse.Namespace) -> int:
         return inspect_metal(args.module, data, args.kernel, args.json, args.disassemble)
     kernels = [
         (hsaco, kernel)
-        for hsaco in load_hsacos(args.module)
-        for kernel in parse_code_object(hsaco).kernels.values()
+        for hsaco, kernel in load_kernels(args.module)
         if not args.kernel or args.kernel in kernel.name
     ]
     if not kernels:
         raise DiagnosticError(args.module, f"no kernel's name holds '{args.kernel}'")
-    if args.execute:
-        return _execute(args, kernels)
+    try:
+        return _execute(args, kernels) if args.execute else _describe(args, kernels)
+    except ExecutionError as error:  # code that cannot be decoded
+        raise DiagnosticError(args.module, error.message) from error
+    except ImportError as error:  # nothing here that decodes
+        raise DiagnosticError("block32", str(error)) from error
+
+
+def _describe(args: argparse.Namespace, kernels: list[tuple[bytes, Kernel]]) -> int:
+    """Print kernels as a listing, a table or JSON; the exit code."""
     if args.disassemble:
         for hsaco, kernel in kernels:
             print("\n".join([f"{kernel.name}:", *disassemble(hsaco, kernel.name)]))
@@ -121,7 +129,7 @@ def _bytes_of(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError:
-        return b""  # `load_hsacos` says why
+        return b""  # `load_kernels` says why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,16 +157,23 @@ class Inspected:
         return values
 
 
-def load_hsacos(path: str) -> list[bytes]:
-    """The gfx950 code objects of a vmfb.
+def load_kernels(path: str) -> list[tuple[bytes, Kernel]]:
+    """The gfx950 kernels of a vmfb, each with its code object.
 
     Raises:
-        DiagnosticError: The file cannot be read, or holds none.
+        DiagnosticError: The file cannot be read, is damaged, or holds none.
     """
     try:
-        return hsacos_from_vmfb(Path(path))
+        hsacos = hsacos_from_vmfb(Path(path))
+        return [
+            (hsaco, kernel)
+            for hsaco in hsacos
+            for kernel in parse_code_object(hsaco).kernels.values()
+        ]
     except OSError as error:
         raise DiagnosticError(path, f"cannot read the module: {error.strerror}") from error
+    except DamagedCodeError as error:
+        raise DiagnosticError(path, error.message, ("compile or copy the module again",)) from error
     except ExecutionError as error:
         raise DiagnosticError(
             path,
@@ -168,8 +183,6 @@ def load_hsacos(path: str) -> list[bytes]:
                 "'block32 compile --target=gfx950' makes a module that can be inspected",
             ),
         ) from error
-    except ImportError as error:
-        raise DiagnosticError("block32", str(error)) from error
 
 
 def _per_mfma(mix: Mix) -> float | None:

@@ -142,7 +142,10 @@ def verify(problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str |
         return f"weight_layout is '{tier.weight_layout}'; expected 'plain'"
     if tier.quantize != "none":
         return f"quantize is '{tier.quantize}'; expected 'none'"
-    return Geometry(problem, tier).problem_with_tile()
+    if tier.isa:
+        return f"isa is '{tier.isa}'; expected none (it is for CPUs)"
+    geometry = Geometry(problem, tier)
+    return geometry.problem_with_tile() or _too_many_counters(geometry)
 
 
 @cache
@@ -227,10 +230,32 @@ def _fit_reduction(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
     geometry = Geometry(problem, tier)
     if geometry.splits == 1:
         return replace(tier, splits=1, reduce="in_launch")
-    rows = problem.m if problem.m is not None else tier.max_m
-    if rows is None or ceil_div(rows, geometry.block_m) * geometry.tiles_n > MAX_COUNTERS:
+    tiles = _most_tiles(geometry)
+    if tiles is None or tiles > MAX_COUNTERS:
         return replace(tier, reduce="second_launch")
     return tier
+
+
+def _most_tiles(geometry: Geometry) -> int | None:
+    """The most tiles that a launch of the tier can have; None where M has no limit."""
+    problem, limit = geometry.problem, geometry.tier.max_m
+    rows = problem.m if problem.m is not None else limit
+    return None if rows is None else ceil_div(rows, geometry.block_m) * geometry.tiles_n
+
+
+def _too_many_counters(geometry: Geometry) -> str | None:
+    """Why a tier that was asked for cannot count its tiles in the launch, or None.
+
+    Where M has no limit it is let through: the counters grow with the M that comes.
+    """
+    tiles = _most_tiles(geometry)
+    counts = geometry.splits > 1 and geometry.tier.reduce == "in_launch"
+    if not counts or tiles is None or tiles <= MAX_COUNTERS:
+        return None
+    return (
+        f"{tiles} tiles to count in the launch; expected at most {MAX_COUNTERS}, "
+        'or reduce = "second_launch"'
+    )
 
 
 def _steps_down(tier: KernelTier) -> Iterator[KernelTier]:

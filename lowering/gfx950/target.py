@@ -140,8 +140,13 @@ def _most(geometries: list[Geometry], m: Index, need) -> Index:
 
 
 def _waves_per_simd(geometry: Geometry) -> int:
-    """What LLVM should plan for: as many waves as have room, and at least a workgroup's."""
+    """What LLVM should plan for: as many waves as have room, and at least a workgroup's.
+
+    A tier that says how many gets them.
+    """
     least = max(1, geometry.waves // SIMDS)
+    if geometry.tier.waves_per_eu:
+        return max(least, geometry.tier.waves_per_eu)
     in_registers = VECTOR_REGISTERS // (geometry.registers + REGISTER_MARGIN)
     in_lds = LDS_BYTES // max(1, geometry.lds_bytes) * geometry.waves // SIMDS
     return max(least, min(in_registers, in_lds, MOST_PLANNED_WAVES))

@@ -14,9 +14,9 @@ from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import dynamic_sizes
 from block32.lowering.composites import Composites
 from block32.lowering.problem import Epilogue, ScaledMatmul
-from block32.passes.canonical import CanonicalMatmul
+from block32.passes.canonical import RESULT_TYPES, CanonicalMatmul
 from block32.passes.fusing.body import Step, is_silu, read_steps
-from block32.passes.raising.contraction import RESULT_TYPES, Operand
+from block32.passes.raising.contraction import Operand
 from block32.passes.raising.dequantized import through_views
 
 _ORDER = ("row_scale", "scale", "bias", "residual", "activation")

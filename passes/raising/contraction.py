@@ -19,11 +19,8 @@ from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import loop_index
 from block32.lowering.composites import Composites
 from block32.lowering.problem import BLOCK_K, ceil_div
-from block32.passes.canonical import MatmulOperands
+from block32.passes.canonical import RESULT_TYPES, SCALE_TYPE, VALUE_TYPES, MatmulOperands
 
-VALUE_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
-RESULT_TYPES = ("f32", "bf16", "f16")
-SCALE_TYPE = "f8E8M0FNU"
 #: What an activation without scales may be: quantised at run time, or taken as it is.
 ACTIVATION_TYPES = ("f32", "bf16", "f16")
 

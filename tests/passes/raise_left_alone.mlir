@@ -32,6 +32,18 @@ func.func @fnuz(%x: tensor<4x64xf8E4M3FNUZ>, %xs: tensor<4x2xf8E8M0FNU>,
   return %y : tensor<4x32xf32>
 }
 
+// What is canonical but for its element types is left alone as well.
+// CHECK-LABEL: func.func @fnuz_into_zeros
+// CHECK: linalg.scaled_contract {{.*}}f8E5M2FNUZ
+func.func @fnuz_into_zeros(%x: tensor<4x64xf8E5M2FNUZ>, %xs: tensor<4x2xf8E8M0FNU>,
+    %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>) -> tensor<4x32xf32> {
+  %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+  %y = linalg.scaled_contract indexing_maps = [#mk, #xs, #nk, #ws, #mn]
+    ins(%x, %xs, %w, %ws : tensor<4x64xf8E5M2FNUZ>, tensor<4x2xf8E8M0FNU>, tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
+    outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+  return %y : tensor<4x32xf32>
+}
+
 // CHECK-LABEL: func.func @blocks_of_16
 // CHECK: linalg.scaled_contract {{.*}}tensor<4x4xf8E8M0FNU>
 func.func @blocks_of_16(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x4xf8E8M0FNU>,
@@ -61,6 +73,7 @@ func.func @ordinary(%x: tensor<4x64xf32>, %w: tensor<64x32xf32>, %i: tensor<4x32
 
 // WARN: warning: looks like a block-scaled matmul and is left alone: expected scales of type f8E8M0FNU but got f8E4M3FN
 // WARN: warning: looks like a block-scaled matmul and is left alone: expected operands of f8E4M3FN, f8E5M2, f4E2M1FN but got f8E4M3FNUZ (FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E4M3FN)
+// WARN: warning: looks like a block-scaled matmul and is left alone: expected operands of f8E4M3FN, f8E5M2, f4E2M1FN but got f8E5M2FNUZ (FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E5M2)
 // WARN: warning: looks like a block-scaled matmul and is left alone: expected 32 elements of K to share a scale but got 16
 // WARN: warning: looks like a block-scaled matmul and is left alone: expected 1x32 or 32x32 scales (or multiples) on the right operand but got 48x32
 // WARN-NOT: warning

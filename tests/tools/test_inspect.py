@@ -12,7 +12,7 @@ import pytest
 from block32.dialects.kernel import KernelTier
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.cli import main
-from block32.tools.gfx950_executor import parse_code_object
+from block32.tools.gfx950_executor import CodeObjectError, hsacos_from_vmfb, parse_code_object
 from block32.tools.gfx950_listing import facts_of, occupancy
 from block32.tools.inspect import parse_kernel_name
 from tests.lowering.gfx950.kernels import compile_kernels
@@ -100,6 +100,39 @@ def test_a_module_without_gfx950_code_is_refused(
     error = capsys.readouterr().err
     assert "error: no gfx950 code in this module" in error
     assert "--target=gfx950" in error
+
+
+def test_a_truncated_or_damaged_module_is_refused(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = Path(module).read_bytes()
+    start = data.index(b"\x7fELF")
+    for end in (start + 20, start + 70, start + 3000, len(hsacos_from_vmfb(data)[0])):
+        (tmp_path / "short.vmfb").write_bytes(data[:end])
+        assert main(["inspect", str(tmp_path / "short.vmfb")]) == 1
+        assert "short.vmfb: error: the module ends in the middle" in capsys.readouterr().err
+    (tmp_path / "wrong.vmfb").write_bytes(data.replace(b"amdhsa.kernels", b"amdhsa.kernelz"))
+    assert main(["inspect", str(tmp_path / "wrong.vmfb")]) == 1
+    assert "error: the code object is truncated or damaged" in capsys.readouterr().err
+
+
+def test_another_chip_is_named(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = bytearray(Path(module).read_bytes())
+    data[data.index(b"\x7fELF") + 48] = 0x4C  # EF_AMDGPU_MACH of gfx942 in LLVM's ELF.h
+    path = tmp_path / "other.vmfb"
+    path.write_bytes(data.replace(b"gfx950", b"gfx942"))
+    assert main(["inspect", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert "error: no gfx950 code in this module" in error
+    assert "the code object is for gfx942; compile for gfx950" in error
+
+
+def test_a_code_object_that_is_cut_off_anywhere_is_refused():
+    tier = KernelTier("packed", tile=(8, 16, 128), k_pack=2, warps=1, stages=1)
+    hsaco = compile_kernels(ScaledMatmul(m=4, n=16, k=256), (tier,))
+    for end in range(0, len(hsaco), 97):
+        with pytest.raises(CodeObjectError):
+            parse_code_object(hsaco[:end])
 
 
 def test_a_missing_file_and_an_unknown_kernel_are_refused(

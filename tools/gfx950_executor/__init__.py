@@ -17,6 +17,7 @@ from block32.tools.gfx950_executor.counts import Report
 from block32.tools.gfx950_executor.decoder import Instruction, decode
 from block32.tools.gfx950_executor.errors import (
     CodeObjectError,
+    DamagedCodeError,
     ExecutionError,
     LaunchError,
     MissingWaitError,
@@ -34,6 +35,7 @@ __all__ = [
     "Buffer",
     "CodeObject",
     "CodeObjectError",
+    "DamagedCodeError",
     "ExecutionError",
     "Executor",
     "Instruction",

@@ -14,15 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from block32.tools.gfx950_executor import msgpack
-from block32.tools.gfx950_executor.errors import CodeObjectError
+from block32.tools.gfx950_executor.errors import CodeObjectError, DamagedCodeError
 
 _MACHINE_AMDGPU = 224
 _MACH_MASK = 0xFF
 _MACH_GFX950 = 0x4F
+_ELF_HEADER_BYTES = 64
 _SECTION_SYMTAB = 2
 _SECTION_NOTE = 7
 _SECTION_DYNSYM = 11
 _NOTE_METADATA = 32
+
+#: What reading a damaged file may raise.
+_DAMAGE = (struct.error, ValueError, LookupError, TypeError, OverflowError, RecursionError)
+
+#: A loaded image larger than this (1 GiB) is taken for a damaged header.
+_MOST_IMAGE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,8 @@ def _image(elf: bytes) -> bytes:
         )
         if kind != 1:  # PT_LOAD
             continue
+        if start + size > len(elf) or max(address + size, address + memory) > _MOST_IMAGE_BYTES:
+            raise ValueError("a segment lies outside of the file")
         image.extend(bytes(max(0, address + memory - len(image))))
         image[address : address + size] = elf[start : start + size]
     return bytes(image)
@@ -210,24 +219,43 @@ def parse_code_object(elf: bytes) -> CodeObject:
 
     Raises:
         CodeObjectError: the bytes are no such file.
+        DamagedCodeError: they begin like one, and are truncated or damaged.
     """
-    if elf[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", elf, 18)[0] != _MACHINE_AMDGPU:
+    if elf[:6] != b"\x7fELF\x02\x01":
         raise CodeObjectError("not a 64-bit AMDGPU ELF file")
-    if struct.unpack_from("<I", elf, 48)[0] & _MACH_MASK != _MACH_GFX950:
-        raise CodeObjectError("the code object is for another target; compile for gfx950")
+    try:
+        return _parse(elf)
+    except _DAMAGE as error:
+        raise DamagedCodeError(f"the code object is truncated or damaged ({error})") from error
+
+
+def _parse(elf: bytes) -> CodeObject:
+    """Parse an ELF file; what is damaged raises whatever reading it raises."""
+    if struct.unpack_from("<H", elf, 18)[0] != _MACHINE_AMDGPU:
+        raise CodeObjectError("not a 64-bit AMDGPU ELF file")
     sections = _sections(elf)
+    metadata = _metadata(elf, sections)
+    if struct.unpack_from("<I", elf, 48)[0] & _MACH_MASK != _MACH_GFX950:
+        chip = metadata.get("amdhsa.target", "another target").rpartition("-")[2]
+        raise CodeObjectError(f"the code object is for {chip}; compile for gfx950")
     image = _image(elf)
     symbols = _symbols(elf, sections)
-    metadata = _metadata(elf, sections)
     kernels = [_kernel(image, symbols, m) for m in metadata["amdhsa.kernels"]]
     return CodeObject(image, {k.name: k for k in kernels})
 
 
 def _elf_size(data: bytes, at: int) -> int:
-    """Size of the ELF file at an offset: the farthest end of its section table and sections."""
+    """Size of the ELF file at an offset: the farthest end of its section table and sections.
+
+    Past the data's end where the file is cut off before its section table ends.
+    """
+    if at + _ELF_HEADER_BYTES > len(data):
+        return _ELF_HEADER_BYTES
     table = struct.unpack_from("<Q", data, at + 40)[0]
     entry_size, count = struct.unpack_from("<HH", data, at + 58)
     end = table + entry_size * count
+    if at + end > len(data):
+        return end
     for i in range(count):
         header = struct.unpack_from("<IIQQQQ", data, at + table + i * entry_size)
         if header[1] != 8:  # SHT_NOBITS takes no bytes of the file
@@ -245,14 +273,20 @@ def hsacos_from_vmfb(module: bytes | str | Path) -> list[bytes]:
 
     Raises:
         CodeObjectError: there is none.
+        DamagedCodeError: the module ends in the middle of one.
     """
     data = module if isinstance(module, bytes) else Path(module).read_bytes()
     found: list[bytes] = []
     at = data.find(b"\x7fELF\x02\x01")
     while at >= 0:
         step = 1
-        if struct.unpack_from("<H", data, at + 18)[0] == _MACHINE_AMDGPU:
-            step = _elf_size(data, at)
+        if data[at + 18 : at + 20] == _MACHINE_AMDGPU.to_bytes(2, "little"):
+            try:
+                step = _elf_size(data, at)
+            except _DAMAGE as error:
+                raise DamagedCodeError("a code object of the module is damaged") from error
+            if at + step > len(data):
+                raise DamagedCodeError("the module ends in the middle of a code object")
             found.append(data[at : at + step])
         at = data.find(b"\x7fELF\x02\x01", at + step)
     if not found:

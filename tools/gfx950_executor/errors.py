@@ -38,6 +38,10 @@ class CodeObjectError(ExecutionError):
     kind = "code object"
 
 
+class DamagedCodeError(CodeObjectError):
+    """The bytes begin like a code object and are truncated or make no sense."""
+
+
 class LaunchError(ExecutionError):
     """The launch does not fit the kernel's own description of its arguments."""
 

@@ -148,7 +148,7 @@ def compile_load(inst: Instruction, limits: Limits) -> Step:
 
     def run(wave: Wave) -> None:
         where = address(wave)
-        record = Outstanding(text, vector=rows)
+        record = Outstanding(text, vector=rows, in_order=not flat)
         overtaken = [] if flat or kind.high else wave.counters.overtake(rows)
         if scratch:
             data, poison = _read_scratch(wave, where, kind.size)
@@ -164,8 +164,8 @@ def compile_load(inst: Instruction, limits: Limits) -> Step:
         for target, locks in overtaken:
             wave.v_locked[target] = locks
         wave.counters.issue_vm(record)
-        if flat:
-            wave.counters.issue_lgkm(Outstanding(text))
+        if flat:  # it may come from LDS, so both counters have to say that it has arrived
+            wave.counters.issue_lgkm(Outstanding(text, vector=rows, in_order=False))
 
     return run
 
@@ -237,7 +237,7 @@ def compile_store(inst: Instruction, limits: Limits) -> Step:
     def run(wave: Wave) -> None:
         where = address(wave)
         data, poison = _stored(wave, rows, where.lanes, kind)
-        record = Outstanding(text)
+        record = Outstanding(text, in_order=not flat)
         if scratch:
             _write_scratch(wave, where, data, poison)
             wave.workgroup.count("scratch written", data.size)
@@ -245,7 +245,7 @@ def compile_store(inst: Instruction, limits: Limits) -> Step:
             _scatter(wave, inst, where, data, poison, record)
         wave.counters.issue_vm(record)
         if flat:
-            wave.counters.issue_lgkm(Outstanding(text))
+            wave.counters.issue_lgkm(Outstanding(text, in_order=False))
 
     return run
 
@@ -330,14 +330,14 @@ def compile_atomic(inst: Instruction, limits: Limits) -> Step:
         words = np.stack([wave.read_v(r)[where.lanes] for r in data_rows], axis=1)
         for r in data_rows:
             defined_v(wave, r, where.lanes, "an atomic's operand")
-        record = Outstanding(text, vector=rows)
+        record = Outstanding(text, vector=rows, in_order=not flat)
         before = _update(wave, inst, where, words, operation, size, record)
         if returns:
             put(wave, target, where.lanes, words_of(before), None, kind)
         restamped = list(wave.counters.vm)
         wave.counters.issue_vm(record)
         if flat:
-            wave.counters.issue_lgkm(Outstanding(text))
+            wave.counters.issue_lgkm(Outstanding(text, vector=rows, in_order=False))
         wave.workgroup.order.advance(wave.order)
         wave.workgroup.order.restamp(wave.order, restamped)
 

@@ -29,7 +29,7 @@ class Outstanding:
         text: the instruction, for messages.
         vector: vector register rows it will write.
         scalar: scalar registers it will write.
-        in_order: whether it retires in issue order (LDS does, scalar loads do not).
+        in_order: whether it retires in issue order (scalar loads and flat operations do not).
         lds: LDS byte indices touched, if any; ``lds_write`` says how.
         lds_direct: whether it is a load from memory into LDS.
         region, bytes: the memory bytes touched; ``stores`` says how.
@@ -82,15 +82,18 @@ class Counters:
 
     def wait(self, vm: int = VMCNT_MAX, lgkm: int = LGKMCNT_MAX) -> None:
         """Wait until at most so many operations are outstanding; retire the others."""
-        while len(self.vm) > vm:
-            self._retire(self.vm.pop(0))
-        if lgkm == 0:
-            while self.lgkm:
-                self._retire(self.lgkm.pop(0))
-        elif lgkm < LGKMCNT_MAX and all(o.in_order for o in self.lgkm):
-            # With a scalar load among them nobody can say which ones a count above 0 leaves.
-            while len(self.lgkm) > lgkm:
-                self._retire(self.lgkm.pop(0))
+        if vm < VMCNT_MAX:
+            self._retire_all_but(vm, self.vm)
+        if lgkm < LGKMCNT_MAX:
+            self._retire_all_but(lgkm, self.lgkm)
+
+    def _retire_all_but(self, count: int, queue: list[Outstanding]) -> None:
+        # With a scalar load or a flat operation among them nobody can say which ones a count
+        # above 0 leaves (LLVM waits for 0 then).
+        if count and not all(operation.in_order for operation in queue):
+            return
+        while len(queue) > count:
+            self._retire(queue.pop(0))
 
     def _retire(self, operation: Outstanding) -> None:
         for row in operation.vector:

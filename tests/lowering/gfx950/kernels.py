@@ -15,7 +15,7 @@ from iree.compiler.tools import compile_str
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950 import split_k
-from block32.lowering.gfx950.target import Gfx950Target
+from block32.lowering.gfx950.target import GEMM, Gfx950Target
 from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import EXECUTABLE_PREFIX, KernelSpec
 from block32.lowering.problem import ScaledMatmul
@@ -74,7 +74,7 @@ def run_matmul(
         named_operands(operands),
         EXECUTABLE_PREFIX,
         seed,
-        workgroups,
+        None if workgroups is None else {GEMM: workgroups},
         first_counter,
     )
     if split_k.COUNTERS in outcome.buffers and workgroups is None:

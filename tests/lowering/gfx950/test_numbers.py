@@ -19,7 +19,8 @@ from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.machine import XCDS
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
-from tests.lowering.gfx950.kernels import assert_matches_reference, run_matmul
+from block32.tools.gfx950_executor import mutate, parse_code_object
+from tests.lowering.gfx950.kernels import assert_matches_reference, compile_kernels, run_matmul
 from tests.numbers import Operands, random_operands
 
 TILED = KernelTier("tiled", tile=(32, 64, 256), warps=4, stages=2)
@@ -91,6 +92,7 @@ def test_element_types(form: str, lhs: str, rhs: str, result: str):
         (40, 288),
         (3, 320),
         (3, 1040),
+        (33, 7040),
     ],
 )
 def test_any_k(m: int, k: int):
@@ -107,6 +109,37 @@ def test_any_n(n: int):
     """What lies past N in the tile is neither stored nor read: the result starts poisoned."""
     is_small = n in (1, 5, 8, 16, 31, 48)
     check(ScaledMatmul(m=1 if is_small else 40, n=n, k=640, result="bf16"))
+
+
+@pytest.mark.parametrize("n", [5, 7, 8, 12, 16])
+def test_one_row_and_few_columns(n: int):
+    check(ScaledMatmul(m=1, n=n, k=512))
+
+
+def test_ragged_in_every_direction():
+    check(ScaledMatmul(m=33, n=130, k=96))
+
+
+@pytest.mark.parametrize("n", [512, 1024, 6144])
+def test_packed_rows_by_sampled_workgroups(n: int):
+    problem = ScaledMatmul(m=None, n=n, k=256)
+    for m in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33):
+        tiers = chosen(problem)
+        tier = next(t for t in tiers if t.max_m is None or m <= t.max_m)
+        assert (tier.form == "packed") == (m <= 32)
+        check_sampled(problem, tiers, tier, sparse_operands(replace(problem, m=m)))
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 512), (7, 33), (1536, 7168)])
+def test_every_kernel_multiplies_with_the_matrix_unit(n: int, k: int):
+    problem = ScaledMatmul(m=None, n=n, k=k)
+    hsaco = compile_kernels(problem, chosen(problem))
+    names = [name for name in parse_code_object(hsaco).kernels if name.startswith("gemm")]
+    assert len(names) == len(chosen(problem))
+    for name in names:
+        mnemonics = [i.name for i in mutate.instructions(hsaco, name)]
+        assert any(mnemonic.startswith("v_mfma_scale_f32_") for mnemonic in mnemonics), name
+        assert not any(mnemonic.startswith(("v_fma", "v_dot")) for mnemonic in mnemonics), name
 
 
 @pytest.mark.parametrize(("m", "k"), [(1, 1152), (3, 1312), (4, 1664)])
@@ -142,14 +175,20 @@ LARGE = [
 def test_large_shapes_by_sampled_workgroups(m: int, n: int, k: int):
     problem = ScaledMatmul(m=m, n=n, k=k, result="bf16")
     tier = replace(chosen(problem)[0], splits=1)
-    operands = sparse_operands(problem)
-    tiles = sampled_tiles(problem, tier)
-    y = run_matmul(problem, (tier,), operands, workgroups=[(w, 0, 0) for w in tiles.values()])
+    check_sampled(problem, (tier,), tier, sparse_operands(problem))
+
+
+def check_sampled(
+    problem: ScaledMatmul, tiers: tuple[KernelTier, ...], tier: KernelTier, operands: Operands
+) -> None:
+    """Run the tiles of the corners and one inside, with ``tier``, and compare those."""
+    tiles = sampled_tiles(operands.problem, tier)
+    y = run_matmul(problem, tiers, operands, workgroups=[(w, 0, 0) for w in tiles.values()])
     assert tier.tile is not None
     block_m, block_n, _ = tier.tile
     for tile_m, tile_n in tiles:
-        rows = slice(tile_m * block_m, min(m, (tile_m + 1) * block_m))
-        columns = slice(tile_n * block_n, min(n, (tile_n + 1) * block_n))
+        rows = slice(tile_m * block_m, min(operands.m, (tile_m + 1) * block_m))
+        columns = slice(tile_n * block_n, min(problem.n, (tile_n + 1) * block_n))
         part = part_of(operands, rows, columns)
         assert_matches_reference(problem, y[rows, columns], part)
 

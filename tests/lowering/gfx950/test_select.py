@@ -110,11 +110,23 @@ TILED = KernelTier("tiled", tile=(64, 64, 256), warps=4, stages=2)
         ({"tile": None}, "needs a tile"),
         ({"mma": (16, 16, 32)}, "expected [16, 16, 128] or [32, 32, 64]"),
         ({"weight_layout": "tiled"}, "expected 'plain'"),
+        ({"isa": "avx2"}, "isa is 'avx2'; expected none"),
     ],
 )
 def test_an_explicit_kernel_that_breaks_a_rule_is_refused(change, reason: str):
     assert reason in (select.verify(PROBLEM, replace(TILED, **change), FACTS) or "")
     assert select.verify(PROBLEM, TILED, FACTS) is None
+
+
+def test_more_tiles_than_counters_are_refused():
+    tier = KernelTier("tiled", tile=(16, 16, 128), warps=1, stages=2, splits=2)
+    problem = ScaledMatmul(m=8192, n=2048, k=512)
+    assert select.verify(problem, tier, FACTS) is None, "65,536 tiles can be counted"
+    reason = select.verify(replace(problem, m=8193), tier, FACTS)
+    assert reason is not None
+    assert "65664 tiles to count in the launch; expected at most 65536" in reason
+    for other in (replace(tier, reduce="second_launch"), replace(tier, splits=1)):
+        assert select.verify(replace(problem, m=8193), other, FACTS) is None
 
 
 @pytest.mark.parametrize(

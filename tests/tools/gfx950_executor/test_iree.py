@@ -214,7 +214,7 @@ def test_a_module_with_several_code_objects() -> None:
 
 def test_a_code_object_for_another_chip() -> None:
     module = compile_module(MATMUL, "--iree-hal-target-device=hip", "--iree-rocm-target=gfx942")
-    with pytest.raises(CodeObjectError, match="another target; compile for gfx950"):
+    with pytest.raises(CodeObjectError, match="for gfx942; compile for gfx950"):
         parse_code_object(hsaco_from_vmfb(module))
     with pytest.raises(CodeObjectError, match="not a 64-bit AMDGPU ELF file"):
         parse_code_object(b"\x7fELF\x02\x01" + bytes(60))

@@ -76,6 +76,61 @@ def test_a_later_load_may_overtake_an_earlier_one_to_its_register() -> None:
         )
 
 
+FLAT = [ins.flat_load_dword(v[1], v[4:5])]
+LATER = [ins.global_load_dword(v[1], v[0], saddr=s[2:3], offset=256)]
+
+
+@pytest.mark.parametrize(
+    ("between", "names"),
+    [
+        ([], "v1"),
+        ([wait(vm=0)], "v1"),
+        ([wait(lgkm=0)], None),
+        ([wait(vm=0, lgkm=0)], None),
+    ],
+)
+def test_nothing_overtakes_a_flat_load(between: list[Any], names: str | None) -> None:
+    """A flat load may come from LDS, out of order: lgkmcnt has to say that it did not."""
+    bench = Bench([words(128)])
+    (low, high) = bench.pointer(0).values()
+    code = [*FLAT, *between, *LATER, wait(vm=0, lgkm=0), ins.v_mov_b32_e32(v[2], v[1])]
+    setting = {"vector": {0: 4 * LANE, 4: low + 4 * LANE, 5: high}, "scalar": bench.pointer(0)}
+    if names is None:
+        np.testing.assert_array_equal(bench.run(code, **setting).v[2], LANE + 64)
+        return
+    with pytest.raises(MissingWaitError, match=names):
+        bench.run(code, **setting)
+
+
+def test_a_count_above_zero_says_nothing_while_a_flat_load_is_outstanding() -> None:
+    bench = Bench([words(128)])
+    (low, high) = bench.pointer(0).values()
+    code = [
+        ins.global_load_dword(v[2], v[0], saddr=s[2:3]),
+        *FLAT,
+        wait(vm=1),
+        ins.v_mov_b32_e32(v[3], v[2]),
+    ]
+    with pytest.raises(MissingWaitError, match="v2"):
+        bench.run(
+            code,
+            vector={0: 4 * LANE, 4: low + 4 * LANE, 5: high},
+            scalar=bench.pointer(0),
+        )
+
+
+def test_an_lds_read_is_not_overtaken() -> None:
+    """LDS and memory return in no order of each other."""
+    bench = Bench([words(128)], lds=256)
+    code = [
+        ins.ds_write_b32(v[0], v[0]),
+        ins.ds_read_b32(v[1], v[0]),
+        *LATER,
+    ]
+    with pytest.raises(MissingWaitError, match="v1"):
+        bench.run(code, vector={0: 4 * LANE}, scalar=bench.pointer(0))
+
+
 def test_an_undefined_high_half_of_an_addend_leaves_the_low_result_defined() -> None:
     """LLVM uses the 64-bit multiply-add for 32-bit results; v5 here was never written."""
     bench = Bench([words()])
