@@ -22,6 +22,13 @@ TARGETS: Final[dict[str, tuple[str, str]]] = {
     "portable": ("block32.lowering.portable.target", "PortableTarget"),
 }
 
+#: What to use on a machine that is older than its kind's kernels need, by the target's name.
+_EIGHT_BY_EIGHT = (
+    "its matrix instruction is 8x8 and takes no fp8; "
+    "use --target=portable --iree-hal-target-device=metal"
+)
+TOO_OLD: Final[dict[str, str]] = {f"apple-m{number}": _EIGHT_BY_EIGHT for number in range(1, 5)}
+
 
 def target_named(name: str) -> Target:
     """The target that ``--target=name`` means.
@@ -29,6 +36,8 @@ def target_named(name: str) -> Target:
     Raises:
         DiagnosticError: There is no such target.
     """
+    if name in TOO_OLD:
+        raise DiagnosticError("block32", f"there are no kernels for '{name}': {TOO_OLD[name]}")
     if name not in TARGETS:
         raise DiagnosticError(
             "block32", f"unknown target '{name}'; expected one of {', '.join(TARGETS)}"

@@ -152,6 +152,21 @@ def read(data: bytes) -> MetalExecutable:
         ExecutableError: the bytes are no such data, or are damaged.
         MetallibError: the library in it is damaged.
     """
+    pipelines, libraries = _read_parts(data)
+    return MetalExecutable(pipelines, read_metallib(libraries[0]) if libraries else None)
+
+
+def read_pipelines(data: bytes) -> tuple[Pipeline, ...]:
+    """The entry points alone: a library in it may be of any kind, as IREE makes them on a Mac.
+
+    Raises:
+        ExecutableError: the bytes are no data of a ``hal.executable.binary``, or are damaged.
+    """
+    return _read_parts(data)[0]
+
+
+def _read_parts(data: bytes) -> tuple[tuple[Pipeline, ...], list[bytes]]:
+    """The entry points and the libraries that are not Metal source."""
     if data[:4] != _IDENTIFIER or len(data) < _HEADER_SIZE + 8:
         raise ExecutableError(f"not a Metal executable: expected 'MTL1' but got {data[:4]!r}")
     _, version, size = struct.unpack_from("<4sIQ", data)
@@ -164,8 +179,7 @@ def read(data: bytes) -> MetalExecutable:
         libraries = [table.bytes(_LIBRARY_METALLIB) for table in root.tables(_EXECUTABLE_LIBRARIES)]
     except (struct.error, UnicodeDecodeError) as error:
         raise ExecutableError(f"Metal executable is damaged: {error}") from None
-    found = [library for library in libraries if library]
-    return MetalExecutable(pipelines, read_metallib(found[0]) if found else None)
+    return pipelines, [library for library in libraries if library]
 
 
 def find_all(vmfb: bytes) -> Iterator[MetalExecutable]:

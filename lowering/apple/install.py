@@ -75,7 +75,7 @@ def _replace(binary: ir.Operation, kernels: dict[str, ir.DictAttr]) -> bool:
             f"an executable has format '{form}'; the kernels of this target need "
             f"'{executable.FORMAT}', IREE's Metal device alone"
         )
-    stubs = executable.read(_bytes_of(binary.attributes["data"])).pipelines
+    stubs = executable.read_pipelines(_bytes_of(binary.attributes["data"]))
     found = [pipeline.name in kernels for pipeline in stubs]
     if not any(found):
         return False  # one of IREE's own

@@ -362,7 +362,10 @@ class _Reader:
         if section is None:
             return None
         tags, _ = self._tags(section[0], sum(section), {b"NAME"}, "section HDYN")
-        return tags.get(b"NAME", b"").rstrip(b"\0").decode()
+        try:
+            return tags.get(b"NAME", b"").rstrip(b"\0").decode()
+        except UnicodeDecodeError as error:
+            raise MetallibError(f"the name in section HDYN is no UTF-8: {error}") from None
 
     def _function(
         self, tags: dict[bytes, bytes], modules: list[int], reflection: tuple[int, int] | None

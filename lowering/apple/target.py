@@ -27,7 +27,7 @@ from block32.lowering.target import (
 
 
 class AppleM5Target(Target):
-    """Apple GPUs with 16x16x16 simdgroup matrices: M5 and A19 Pro, macOS 26."""
+    """Macs whose GPU has 16x16x16 simdgroup matrices: the M5 family, macOS 26."""
 
     name = "apple-m5"
     # Whether Metal takes a grid of zero threadgroups has not been tried on a device.
@@ -35,8 +35,11 @@ class AppleM5Target(Target):
     finishes_binaries = True
 
     def compile_flags(self) -> tuple[str, ...]:
-        """IREE's Metal device."""
-        return ("--iree-hal-target-device=metal",)
+        """IREE's Metal device, with Metal source for IREE's own kernels.
+
+        On a Mac IREE would else call Xcode's compiler for every kernel, stubs among them.
+        """
+        return ("--iree-hal-target-device=metal", "--iree-metal-compile-to-metallib=false")
 
     def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """A GEMV for one row where w is not wide, 64x64 tiles otherwise."""

@@ -12,6 +12,7 @@ from block32.lowering.apple import executable
 from block32.lowering.apple.executable import ExecutableError, Pipeline
 from block32.lowering.apple.library import build_metallib, compile_matmul
 from block32.lowering.apple.matmul import Matmul
+from block32.lowering.apple.metallib import MetallibError
 from block32.lowering.apple.metallib import read as read_metallib
 from block32.tools.iree_compile import run_iree_compile
 
@@ -59,6 +60,14 @@ def test_irees_own_executables_are_understood() -> None:
     assert pipeline.name.startswith("main_dispatch_0_elementwise")
     assert len(pipeline.bindings) == 2 and pipeline.bindings[0] & 1 and not pipeline.bindings[1] & 1
     assert pipeline.constants == 0 and pipeline.threads[0] >= 32
+
+
+def test_entry_points_are_read_beside_a_library_of_any_kind() -> None:
+    """On a Mac with Xcode, IREE's own executables may hold libraries that Apple's tools built."""
+    data = executable.build(b"MTLB of another kind", PIPELINES)
+    assert executable.read_pipelines(data) == PIPELINES
+    with pytest.raises(MetallibError):
+        executable.read(data)
 
 
 def test_truncation_and_foreign_bytes_are_refused(metallib: bytes) -> None:

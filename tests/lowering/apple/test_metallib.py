@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from block32.lowering.apple.metallib import (
@@ -116,6 +117,30 @@ def test_foreign_files_are_named(at: int, value: bytes, message: str) -> None:
     data[at : at + len(value)] = value
     with pytest.raises(MetallibError, match=message.replace("(", r"\(")):
         read(bytes(data))
+
+
+def test_a_library_name_that_is_no_text_is_refused() -> None:
+    data = dataclasses.replace(_library(1), dynamic_name="x.metallib").to_bytes()
+    with pytest.raises(MetallibError, match="the name in section HDYN is no UTF-8"):
+        read(data.replace(b"x.metallib", b"\x80.metallib"))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_damage_gives_a_library_or_a_named_error(draw: st.DataObject) -> None:
+    """Words overwritten by extreme ones, bytes lost and put in, in a file with every section."""
+    data = bytearray(
+        dataclasses.replace(
+            _library(2, reflection=True), dynamic_name="x.metallib", uuid=bytes(range(16))
+        ).to_bytes()
+    )
+    for _ in range(draw.draw(st.integers(1, 3))):
+        at = draw.draw(st.integers(0, len(data) - 1))
+        size = draw.draw(st.sampled_from([0, 1, 4, 8]))
+        word = draw.draw(st.sampled_from([0, 0x80, 2**31, 2**32 - 1, 2**63, 2**64 - 1]))
+        data[at : at + size] = word.to_bytes(8, "little")[: draw.draw(st.sampled_from([0, 4, 8]))]
+    with contextlib.suppress(MetallibError):
+        assert read(bytes(data)).to_bytes() == bytes(data)
 
 
 def test_other_files_are_no_metallibs() -> None:

@@ -21,7 +21,6 @@ from block32.tools.apple_cases import (
     Case,
     check,
     execute,
-    grid,
     grouped_case,
     random_operands,
 )
@@ -117,38 +116,3 @@ def test_the_result_does_not_depend_on_the_schedule(
     runs = [execute(kernels[f"f{index}_kernel"], operands, seed) for seed in (None, 1, 2)]
     for other in runs[1:]:
         np.testing.assert_array_equal(runs[0].view(np.uint8), other.view(np.uint8))
-
-
-#: Whole layers, of which some threadgroups are run: corners, the last ones, a few inside.
-LARGE = (
-    Case(Matmul(n=17504, k=3136), "tiled", 1),
-    Case(Matmul(n=7680, k=3136), "tiled", 32),
-    Case(Matmul(n=5120, k=4096, **MXFP8), "tiled", 1024),
-    Case(Matmul(n=73448, k=2560), "tiled", 16),
-    Case(Matmul(n=4096, k=4096, result="bf16"), "gemv", 1),
-    grouped_case(8, 1856, 2688, [1, 1, 2, 0, 1, 1], [0, 3, 1, 4, 5, 2]),
-)
-
-
-@pytest.fixture(scope="module")
-def large_kernels() -> dict[str, LoadedKernel]:
-    entries = {f"f{i}": Entry(case.matmul, case.form) for i, case in enumerate(LARGE)}
-    return load_kernels(compile_kernels(entries))
-
-
-@pytest.mark.parametrize("index", range(len(LARGE)), ids=[str(case) for case in LARGE])
-def test_sampled_threadgroups_of_large_shapes(
-    large_kernels: dict[str, LoadedKernel], index: int
-) -> None:
-    case = LARGE[index]
-    rng = np.random.default_rng(index)
-    operands = random_operands(case, seed=index)
-    x, y, z = grid(case)
-    groups = {(0, 0, 0), (x - 1, 0, 0), (0, y - 1, z - 1)}
-    groups |= {(int(rng.integers(x)), int(rng.integers(y)), int(rng.integers(z))) for _ in range(9)}
-    result = execute(large_kernels[f"f{index}_kernel"], operands, threadgroups=sorted(groups))
-    written = ~np.isnan(result.astype(np.float32))
-    assert written.any()
-    peak = np.nanmax(np.abs(operands.expected))
-    error = np.abs(result.astype(np.float64) - operands.expected)[written].max()
-    assert error <= (1e-5 if case.matmul.result == "f32" else 2.0**-8) * peak

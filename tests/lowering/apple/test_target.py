@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +24,10 @@ from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import Epilogue, ScaledMatmul
 from block32.lowering.target import DeviceFacts, Launch
+from block32.lowering.targets import target_named
 from block32.tools.air_emulator.dispatch import Binding
 from block32.tools.air_emulator.vmfb import LoadedKernel, load_kernels
+from block32.tools.cli import main
 from block32.tools.compiler import CompileOptions, compile_source, finish_module
 from block32.tools.iree_compile import run_iree_compile
 from tests.numbers import random_operands
@@ -227,6 +231,14 @@ func.func @main(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x2xf8E8M0FNU>,
 }
 """
 
+#: A model without a block-scaled matmul.
+PLAIN = """
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %y = arith.addf %x, %x : tensor<8xf32>
+  return %y : tensor<8xf32>
+}
+"""
+
 #: Rows that come at run time, in place of MODEL's four.
 DYNAMIC_ZERO = """%c0 = arith.constant 0 : index
   %m = tensor.dim %x, %c0 : tensor<?x64xf8E4M3FN>
@@ -256,6 +268,36 @@ def test_stopping_at_phase_hal_gives_the_replaced_binaries() -> None:
     assert install.ATTRIBUTE not in text
     binaries = re.findall(r'format = "metal-msl-fb", data = dense<"0x([0-9A-F]*)">', text)
     assert sum(b"MTLB" in bytes.fromhex(binary) for binary in binaries) == 2
+
+
+def test_nothing_calls_the_tools_of_xcode() -> None:
+    """On a Mac, IREE compiles Metal source with them unless it is told not to."""
+    assert "--iree-metal-compile-to-metallib=false" in OPTIONS.target_flags()
+
+
+@pytest.mark.parametrize("name", ["apple-m1", "apple-m4"])
+def test_a_chip_without_the_instruction_is_refused_with_what_works(name: str) -> None:
+    with pytest.raises(DiagnosticError, match="takes no fp8; use --target=portable --iree-hal-"):
+        target_named(name)
+
+
+def test_another_llvmlite_is_refused_where_a_kernel_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error with the cure and no output; a model without such kernels needs no llvmlite."""
+    installed = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "0.44.0" if name == "llvmlite" else installed(name)
+    )
+    model, output = tmp_path / "model.mlir", tmp_path / "model.vmfb"
+    command = ["compile", str(model), "--target=apple-m5", "-o", str(output)]
+    model.write_text(MODEL)
+    assert main(command) == 1 and not output.exists()
+    error = capsys.readouterr().err
+    assert "needs llvmlite 0.43.0 (LLVM 14, typed pointers) but 0.44.0 is installed" in error
+    assert "pip install 'block32[apple]'" in error and "Traceback" not in error
+    model.write_text(PLAIN)
+    assert main(command) == 0 and output.exists()
 
 
 def test_another_device_is_refused() -> None:
