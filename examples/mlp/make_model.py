@@ -50,7 +50,7 @@ def build_model() -> ir.Module:
     """The module of one function ``mlp(x: [M, 64] f32) -> [M, 32] f32``; needs an open context."""
     f32, dynamic = ir.F32Type.get(), ir.ShapedType.get_dynamic_size()
     module = ir.Module.create()
-    composites = Composites(module)
+    composites = Composites(ir.SymbolTable(module.operation))
     with ir.InsertionPoint(module.body):
 
         @func.FuncOp.from_py_func(ir.RankedTensorType.get([dynamic, WIDTHS[0]], f32), name="mlp")
