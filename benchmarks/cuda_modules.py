@@ -212,6 +212,8 @@ def _candidates(m: int) -> Iterator[KernelTier]:
         ):
             tile = (rows, columns, block_k)
             yield KernelTier("stream", tile=tile, warps=warps, stages=stages, splits=splits)
+        if m > 8:
+            yield from _few_row_tiles(m)
         return
     for block_m, block_n, stages, splits in (
         (128, 128, 6, 1),
@@ -240,6 +242,19 @@ def _candidates(m: int) -> Iterator[KernelTier]:
             splits=splits,
             order="m",
         )
+
+
+def _few_row_tiles(rows: int) -> Iterator[KernelTier]:
+    """Tiles of all rows, whose fragments the warps share."""
+    for columns, block_k, warps, stages in (
+        (32, 64, 4, 6),
+        (32, 128, 4, 4),
+        (32, 128, 4, 6),
+        (32, 128, 2, 6),
+        (64, 128, 4, 4),
+    ):
+        tile = (rows, columns, block_k)
+        yield KernelTier("tiled", tile=tile, warps=warps, stages=stages, order="m")
 
 
 def compile_all(folder: Path, only: str = "") -> None:

@@ -144,10 +144,15 @@ def _wgmma_tier(problem: ScaledMatmul, chip: Chip, is_split: bool) -> KernelTier
 
 
 def _splits(problem: ScaledMatmul, chip: Chip, block_n: int, block_k: int, tiles_m: int) -> int:
-    """Ranges of K that fill the chip once, each of at least 8 steps."""
+    """Ranges of K that fill the chip once, each of at least 8 steps; 1 where few would do.
+
+    A tier that splits makes the calls of all tiers clear its counters, which takes about 3 us on an
+    H200: more than two or three ranges win (`benchmarks/cuda.py`).
+    """
     tiles = ceil_div(problem.n, block_n) * tiles_m
     steps = ceil_div(problem.k, block_k)
-    return max(1, min(chip.multiprocessors // tiles, steps // 8, 8))
+    splits = min(chip.multiprocessors // tiles, steps // 8, 8)
+    return splits if splits > 3 else 1
 
 
 def _fit(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
