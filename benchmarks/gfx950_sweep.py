@@ -126,7 +126,7 @@ def random_operands(problem: ScaledMatmul, m: int) -> dict[str, npt.NDArray[np.u
 
     def codes(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         bits = rng.integers(0, 64, shape, dtype=np.uint8)
-        return (bits & 31) + np.uint8(0x20) | (bits & 32) << 2
+        return ((bits & 31) + 0x20 | (bits & 32) << 2).astype(np.uint8)
 
     def scales(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         return rng.integers(125, 130, shape, dtype=np.uint8)

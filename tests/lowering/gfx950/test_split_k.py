@@ -105,12 +105,12 @@ def test_a_hundred_runs_on_the_same_counters_are_right():
     (launch,) = TARGET.plan(problem, (tier,)).launches
     executor = Executor(compile_kernels(problem, (tier,)))
     (grid, _, _) = TARGET.workgroups(problem, tier, launch, 4)
+    results = set()
     for seed in range(100):
         buffers = [Buffer(arrays[n], initialised=n not in launch.writes) for n in launch.bindings]
         arrays[RESULT].fill(-1)
         executor.launch("gemm_tier0", [as_integer(grid)], buffers, seed=seed)
         assert not arrays["counters"].any()
-        if seed == 0:
-            first = arrays[RESULT].copy()
-            assert_matches_reference(problem, first, operands)
-        assert arrays[RESULT].tobytes() == first.tobytes()
+        results.add(arrays[RESULT].tobytes())
+    assert len(results) == 1
+    assert_matches_reference(problem, arrays[RESULT], operands)
