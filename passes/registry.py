@@ -12,6 +12,7 @@ from block32.passes.emit import EmitPass
 from block32.passes.expand_portable import ExpandPortablePass
 from block32.passes.fuse import FusePass
 from block32.passes.inline_composites import InlineCompositesPass
+from block32.passes.inline_host import InlineHostPass
 from block32.passes.isolate import IsolatePass
 from block32.passes.outline import OutlinePass
 from block32.passes.pipeline import PipelinePass
@@ -32,6 +33,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     EmitPass,
     InlineCompositesPass,
     ExpandPortablePass,
+    InlineHostPass,
     SpecScriptPass,
 )
 
@@ -43,13 +45,7 @@ def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         target: The target's name.
         facts: What is known of the device.
     """
-    features = ",".join(f"+{name}" for name in sorted(facts.cpu_features))
-    fuse, select = (
-        pass_class(target=target, cpu_features=features, architecture=facts.architecture)
-        for pass_class in (FusePass, SelectKernelPass)
-    )
-    kernels: list[PipelinePass] = [RaisePass(), fuse, select, OutlinePass(), EmitPass()]
-    return [*kernels, InlineCompositesPass(), ExpandPortablePass()]
+    return [*_kernel_pipeline(target, facts), InlineHostPass()]
 
 
 def spec_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
@@ -59,4 +55,14 @@ def spec_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         target: The target's name.
         facts: What is known of the device.
     """
-    return [IsolatePass(), *standard_pipeline(target, facts), SpecScriptPass()]
+    return [IsolatePass(), *_kernel_pipeline(target, facts), SpecScriptPass()]
+
+
+def _kernel_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
+    features = ",".join(f"+{name}" for name in sorted(facts.cpu_features))
+    fuse, select = (
+        pass_class(target=target, cpu_features=features, architecture=facts.architecture)
+        for pass_class in (FusePass, SelectKernelPass)
+    )
+    kernels: list[PipelinePass] = [RaisePass(), fuse, select, OutlinePass(), EmitPass()]
+    return [*kernels, InlineCompositesPass(), ExpandPortablePass()]
