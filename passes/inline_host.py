@@ -23,8 +23,7 @@ After::
     }
 
 IREE inlines such a function itself, but after it has decided where tensors live: what a caller
-passes, weights among it, would be copied into a buffer of the callee's on every call. A transform
-spec keeps the functions, since it is they that it brings into a program.
+passes, weights among it, would be copied into a buffer of the callee's on every call.
 """
 
 from __future__ import annotations

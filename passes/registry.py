@@ -45,7 +45,13 @@ def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         target: The target's name.
         facts: What is known of the device.
     """
-    return [*_kernel_pipeline(target, facts), InlineHostPass()]
+    features = ",".join(f"+{name}" for name in sorted(facts.cpu_features))
+    fuse, select = (
+        pass_class(target=target, cpu_features=features, architecture=facts.architecture)
+        for pass_class in (FusePass, SelectKernelPass)
+    )
+    kernels: list[PipelinePass] = [RaisePass(), fuse, select, OutlinePass(), EmitPass()]
+    return [*kernels, InlineCompositesPass(), ExpandPortablePass(), InlineHostPass()]
 
 
 def spec_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
@@ -55,14 +61,4 @@ def spec_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         target: The target's name.
         facts: What is known of the device.
     """
-    return [IsolatePass(), *_kernel_pipeline(target, facts), SpecScriptPass()]
-
-
-def _kernel_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
-    features = ",".join(f"+{name}" for name in sorted(facts.cpu_features))
-    fuse, select = (
-        pass_class(target=target, cpu_features=features, architecture=facts.architecture)
-        for pass_class in (FusePass, SelectKernelPass)
-    )
-    kernels: list[PipelinePass] = [RaisePass(), fuse, select, OutlinePass(), EmitPass()]
-    return [*kernels, InlineCompositesPass(), ExpandPortablePass()]
+    return [IsolatePass(), *standard_pipeline(target, facts), SpecScriptPass()]
