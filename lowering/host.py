@@ -3,7 +3,8 @@
 """The host side of a matmul: a private function that records its dispatches.
 
 Both ways into a program (the compile pipeline and a transform spec) call the same function, so
-both end in the same kernels. IREE inlines it.
+both end in the same kernels. It is inlined: IREE would do so late, and copy the operands of the
+call before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, scf, tensor
 
-from block32.lowering.common.functions import build_return, call, index_array, private_function
+from block32.lowering.common.functions import (
+    build_return,
+    call,
+    index_array,
+    inline_call,
+    private_function,
+)
 from block32.lowering.common.index import Index, IndexValue, as_value, constant
 from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels, export_name
 from block32.lowering.problem import ScaledMatmul
@@ -180,7 +187,7 @@ def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Modu
     module = ir.Module.create()
     with ir.InsertionPoint(module.body):
         executable = build_executable(spec, "block32_kernels")
-        build_host_function(spec, "block32_matmul", "block32_kernels")
+        function_op = build_host_function(spec, "block32_matmul", "block32_kernels")
         types = list(operand_types(spec.problem).values())
         signature = ir.FunctionType.get(types, [result_type(spec.problem)])
         main = ir.Operation.create(
@@ -195,6 +202,8 @@ def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Modu
         with ir.InsertionPoint(block):
             y = build_call("block32_matmul", list(block.arguments), result_type(spec.problem))
             ir.Operation.create("func.return", operands=[y])
+    inline_call(y.owner, function_op)
+    function_op.erase()
     emit_kernels(spec, executable)
     return module
 

@@ -12,6 +12,7 @@ from block32.passes.emit import EmitPass
 from block32.passes.expand_portable import ExpandPortablePass
 from block32.passes.fuse import FusePass
 from block32.passes.inline_composites import InlineCompositesPass
+from block32.passes.inline_host import InlineHostPass
 from block32.passes.isolate import IsolatePass
 from block32.passes.outline import OutlinePass
 from block32.passes.pipeline import PipelinePass
@@ -32,6 +33,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     EmitPass,
     InlineCompositesPass,
     ExpandPortablePass,
+    InlineHostPass,
     SpecScriptPass,
 )
 
@@ -49,7 +51,7 @@ def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         for pass_class in (FusePass, SelectKernelPass)
     )
     kernels: list[PipelinePass] = [RaisePass(), fuse, select, OutlinePass(), EmitPass()]
-    return [*kernels, InlineCompositesPass(), ExpandPortablePass()]
+    return [*kernels, InlineCompositesPass(), ExpandPortablePass(), InlineHostPass()]
 
 
 def spec_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from iree.compiler import ir
 
 from block32.lowering.apple import executable
+from block32.tools.air_emulator import host_constants
 from block32.tools.air_emulator.dispatch import Binding
 from block32.tools.air_emulator.faults import AbiError, UnsupportedError
 from block32.tools.air_emulator.vmfb import LoadedKernel
@@ -35,7 +36,7 @@ _IGNORED = frozenset(
         *("hal.buffer.assert", "hal.fence.create", "hal.fence.join", "hal.fence.await"),
         *("hal.command_buffer.execution_barrier", "hal.command_buffer.finalize"),
         "hal.device.queue.dealloca",
-        *("util.null", "util.global.load", "util.status.check_ok", "hal.element_type"),
+        *("util.null", "util.status.check_ok", "hal.element_type"),
     }
 )
 
@@ -105,12 +106,15 @@ class HostProgram:
         self._module = module  # the operations live as long as it does
         self._functions: dict[str, ir.Operation] = {}
         self._kernels: dict[str, LoadedKernel] = {}
+        self._constants: dict[str, npt.NDArray[np.uint8]] = {}
         for view in module.body.operations:
             op = view.operation
             if op.name == "util.func":
                 self._functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
             elif op.name == "hal.executable":
                 self._load(op)
+            elif op.name == "util.initializer":
+                self._constants.update(host_constants.of_initializer(op))
 
     def _load(self, op: ir.Operation) -> None:
         for inner in op.regions[0].blocks[0].operations:
@@ -142,7 +146,7 @@ class HostProgram:
         return self._run(block, views)
 
     def _run(self, block: ir.Block, arguments: Sequence[Any]) -> list[Any]:
-        return _HostFrame(self._dispatch, self._call).run(block, arguments)
+        return _HostFrame(self._dispatch, self._call, self._constants).run(block, arguments)
 
     def _call(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         return self._run(self._functions[name].regions[0].blocks[0], arguments)
@@ -168,8 +172,14 @@ class HostProgram:
 class _HostFrame:
     """One call: the values of its ops."""
 
-    def __init__(self, dispatch: Callable[..., None], call: Callable[..., list[Any]]):
+    def __init__(
+        self,
+        dispatch: Callable[..., None],
+        call: Callable[..., list[Any]],
+        constants: dict[str, npt.NDArray[np.uint8]],
+    ):
         self.values: dict[ir.Value, Any] = {}
+        self._constants = constants
         self._dispatch = dispatch
         self._call = call
 
@@ -216,6 +226,13 @@ class _HostFrame:
     def constant(self, op: ir.Operation, operands: list[Any]) -> int:
         """arith.constant."""
         return ir.IntegerAttr(op.attributes["value"]).value & _WORD
+
+    def load_global(self, op: ir.Operation, operands: list[Any]) -> Any:
+        """util.global.load: a constant's bytes; a device or an executable is nothing here."""
+        symbol = ir.FlatSymbolRefAttr(op.attributes["global"]).value
+        if str(op.results[0].type) == "!hal.buffer" and symbol not in self._constants:
+            raise UnsupportedError(f"global '{symbol}' holds a buffer that is no constant")
+        return self._constants.get(symbol)
 
     def compare(self, op: ir.Operation, operands: list[Any]) -> int:
         """arith.cmpi, of values that are taken to be non-negative."""
@@ -310,6 +327,7 @@ _ARITHMETIC: dict[str, Callable[..., int]] = {
     "arith.muli": lambda a, b: a * b,
     "arith.divui": lambda a, b: a // b,
     "arith.ceildivui": lambda a, b: -(-a // b),
+    "util.align": lambda value, alignment: -(-value // alignment) * alignment,
     "arith.remui": lambda a, b: a % b,
     "arith.shrui": lambda a, b: a >> b,
     "arith.shli": lambda a, b: a << b,
@@ -324,6 +342,7 @@ _ARITHMETIC: dict[str, Callable[..., int]] = {
 
 _HANDLERS: dict[str, Callable[[_HostFrame, ir.Operation, list[Any]], Any]] = {
     "arith.constant": _HostFrame.constant,
+    "util.global.load": _HostFrame.load_global,
     "arith.cmpi": _HostFrame.compare,
     "arith.select": _HostFrame.select,
     "hal.buffer_view.dim": _HostFrame.dimension,
