@@ -20,8 +20,8 @@ from block32.dialects.composite import Composite, Matmul, of_function
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import bitcast
 from block32.lowering.composites import Composites
-from block32.lowering.host import operand_types
-from block32.lowering.problem import BLOCK_K, ScaledMatmul
+from block32.lowering.host import operand_types, result_type
+from block32.lowering.problem import BLOCK_K, RESULT_TYPES, VALUE_TYPES, ScaledMatmul
 from block32.passes.walk import operations_named
 
 OP_NAME = "linalg.scaled_contract"
@@ -149,15 +149,21 @@ def is_canonical(op: ir.Operation | ir.OpView) -> bool:
     maps = operation.attributes["indexing_maps"]
     if maps not in (canonical_maps(1), canonical_maps(32)):
         return False
-    return is_zero_fill(operation.operands[4]) and _has_served_shapes(operation)
+    return is_zero_fill(operation.operands[4]) and _has_served_types(operation)
 
 
-def _has_served_shapes(operation: ir.Operation) -> bool:
-    """N and K known, element types that kernels read, E8M0 scales."""
-    lhs, lhs_scale, rhs, rhs_scale = (ir.RankedTensorType(v.type) for v in operation.operands[:4])
+def _has_served_types(operation: ir.Operation) -> bool:
+    """N and K known, element types that kernels read and write, and scales and result to match."""
+    lhs, rhs, y = (ir.RankedTensorType(operation.operands[i].type) for i in (0, 2, 4))
     if not rhs.has_static_shape or 0 in rhs.shape or lhs.is_dynamic_dim(1):
         return False
-    return str(lhs_scale.element_type) == str(rhs_scale.element_type) == "f8E8M0FNU"
+    elements = {str(lhs.element_type), str(rhs.element_type)}
+    if not elements <= set(VALUE_TYPES) or str(y.element_type) not in RESULT_TYPES:
+        return False
+    problem = problem_of(operation)
+    types = operand_types(problem)
+    scales = [operation.operands[i].type for i in (1, 3)]
+    return scales == [types["lhs_scale"], types["rhs_scale"]] and y == result_type(problem)
 
 
 def operands_of(op: ir.Operation | ir.OpView) -> MatmulOperands:
