@@ -21,6 +21,12 @@ ELEMENT_BITS: Final[dict[str, int]] = {
     "f32": 32,
 }
 
+#: Element types of operands that carry block scales.
+VALUE_TYPES: Final = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+
+#: Element types of results.
+RESULT_TYPES: Final = ("f32", "bf16", "f16")
+
 #: Short names of the element types, for symbols and remarks.
 SHORT_NAMES: Final[dict[str, str]] = {
     "f4E2M1FN": "e2m1",

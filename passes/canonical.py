@@ -20,8 +20,8 @@ from block32.dialects.composite import Composite, Matmul, of_function
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import bitcast
 from block32.lowering.composites import Composites
-from block32.lowering.host import operand_types
-from block32.lowering.problem import BLOCK_K, ScaledMatmul
+from block32.lowering.host import operand_types, result_type
+from block32.lowering.problem import BLOCK_K, RESULT_TYPES, VALUE_TYPES, ScaledMatmul
 from block32.passes.walk import operations_named
 
 OP_NAME = "linalg.scaled_contract"
@@ -157,6 +157,7 @@ def is_canonical(op: ir.Operation | ir.OpView) -> bool:
 
 
 def _has_served_types(operation: ir.Operation) -> bool:
+<<<<<<< HEAD
     """N and K known, element types that kernels read and store, E8M0 scales."""
     lhs, lhs_scale, rhs, rhs_scale, result = (
         ir.RankedTensorType(v.type) for v in operation.operands
@@ -169,6 +170,19 @@ def _has_served_types(operation: ir.Operation) -> bool:
         and str(lhs_scale.element_type) == str(rhs_scale.element_type) == SCALE_TYPE
         and str(result.element_type) in RESULT_TYPES
     )
+=======
+    """N and K known, element types that kernels read and write, and scales and result to match."""
+    lhs, rhs, y = (ir.RankedTensorType(operation.operands[i].type) for i in (0, 2, 4))
+    if not rhs.has_static_shape or 0 in rhs.shape or lhs.is_dynamic_dim(1):
+        return False
+    elements = {str(lhs.element_type), str(rhs.element_type)}
+    if not elements <= set(VALUE_TYPES) or str(y.element_type) not in RESULT_TYPES:
+        return False
+    problem = problem_of(operation)
+    types = operand_types(problem)
+    scales = [operation.operands[i].type for i in (1, 3)]
+    return scales == [types["lhs_scale"], types["rhs_scale"]] and y == result_type(problem)
+>>>>>>> 4ee66c82b28719cdcb0abc4283cc20fdb3f3544f
 
 
 def operands_of(op: ir.Operation | ir.OpView) -> MatmulOperands:

@@ -36,6 +36,7 @@ that look like a block-scaled matmul and cannot be served get a warning and stay
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from iree.compiler import ir
@@ -43,7 +44,7 @@ from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.dialects.diagnostics import error_at
 from block32.dialects.kernel import ATTRIBUTE as KERNEL_ATTRIBUTE
-from block32.lowering.common.tensors import dynamic_sizes
+from block32.lowering.common.tensors import cast, dynamic_sizes
 from block32.lowering.composites import Composites
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
@@ -58,6 +59,7 @@ from block32.passes.raising.contraction import (
     ScaledContraction,
     canonical_operands,
     check_result_type,
+    is_on_tensors,
 )
 from block32.passes.walk import operations_where
 
@@ -110,8 +112,7 @@ def raise_op(op: ir.Operation, symbols: ir.SymbolTable) -> bool:
     contraction = match(op, symbols)
     if contraction is None:
         return False
-    element = ir.RankedTensorType(op.results[0].type).element_type
-    check_result_type(str(element))
+    check_result_type(ir.RankedTensorType(op.results[0].type))
     with ir.InsertionPoint(op), op.location:
         composites = Composites(symbols)
         operands = canonical_operands(contraction, composites)
@@ -125,7 +126,11 @@ def leave_alone(op: ir.Operation, reason: NotServedError, report: Report) -> Non
     """Report that a candidate stays as it is.
 
     Raises:
+<<<<<<< HEAD
         DiagnosticError: It is marked, or asks for a kernel, and must not stay.
+=======
+        DiagnosticError: It is marked or has a kernel chosen for it, and must not stay.
+>>>>>>> 4ee66c82b28719cdcb0abc4283cc20fdb3f3544f
     """
     if marked_matmul.is_marked(op) or KERNEL_ATTRIBUTE in op.attributes:
         raise error_at(op, f"cannot be raised: {reason}") from reason
@@ -139,6 +144,8 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
         NotServedError: It looks like a block-scaled matmul and cannot be one of ours.
     """
     contraction = marked_matmul.match(op, symbols)
+    if contraction is None and not is_on_tensors(op):
+        return None
     if contraction is None:
         contraction = scaled_contract.match(op)
     if contraction is None:
@@ -191,11 +198,14 @@ def _restore_shape(value: ir.Value, init: ir.Value) -> ir.Value:
     """Undo the collapse of batches or of a split N: ``[M, N]`` in the shape of the init."""
     have, wanted = ir.RankedTensorType(value.type), ir.RankedTensorType(init.type)
     if have.rank == wanted.rank:
-        return value
+        return cast(value, wanted.shape)
     wanted = ir.RankedTensorType.get(wanted.shape, have.element_type)
     n_rank = _rank_of_columns(wanted, have.shape[1])
     m_rank = wanted.rank - n_rank
     groups = [list(range(m_rank)), list(range(m_rank, wanted.rank))]
+    is_dynamic = any(wanted.is_dynamic_dim(axis) for axis in groups[0])
+    rows = ir.ShapedType.get_dynamic_size() if is_dynamic else prod(wanted.shape[:m_rank])
+    value = cast(value, (rows, have.shape[1]))
     return tensor.expand_shape(wanted, value, groups, dynamic_sizes(init), list(wanted.shape))
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
@@ -36,6 +38,14 @@ def bitcast(value: ir.Value, result_type: ir.Type) -> ir.Value:
         attributes={"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(sizes), len(sizes)])},
     )
     return op.result
+
+
+def cast(value: ir.Value, shape: Sequence[int]) -> ir.Value:
+    """``tensor.cast`` where the type says more or less than ``shape``, which has MLIR's -1s."""
+    source = ir.RankedTensorType(value.type)
+    if source.shape == list(shape):
+        return value
+    return tensor.cast(ir.RankedTensorType.get(list(shape), source.element_type), value)
 
 
 def loop_index(axis: int) -> ir.Value:

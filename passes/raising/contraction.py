@@ -16,11 +16,18 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.lowering.common.index import constant
-from block32.lowering.common.tensors import loop_index
+from block32.lowering.common.tensors import cast, loop_index
 from block32.lowering.composites import Composites
+<<<<<<< HEAD
 from block32.lowering.problem import BLOCK_K, ceil_div
 from block32.passes.canonical import RESULT_TYPES, SCALE_TYPE, VALUE_TYPES, MatmulOperands
 
+=======
+from block32.lowering.problem import BLOCK_K, RESULT_TYPES, VALUE_TYPES, ceil_div
+from block32.passes.canonical import MatmulOperands
+
+SCALE_TYPE = "f8E8M0FNU"
+>>>>>>> 4ee66c82b28719cdcb0abc4283cc20fdb3f3544f
 #: What an activation without scales may be: quantised at run time, or taken as it is.
 ACTIVATION_TYPES = ("f32", "bf16", "f16")
 
@@ -77,8 +84,8 @@ class ScaledContraction:
 
     def ordered(self) -> ScaledContraction:
         """The same with the operand that has the result's first loop as the left one."""
-        first = _dims(self.result)[0]
-        if first in _dims(self.lhs.map) or self.lhs_scale is None:
+        loops = _dims(self.result)
+        if not loops or loops[0] in _dims(self.lhs.map) or self.lhs_scale is None:
             return self
         return ScaledContraction(self.rhs, self.rhs_scale, self.lhs, self.lhs_scale, self.result)
 
@@ -127,7 +134,7 @@ def canonical_operands(contraction: ScaledContraction, composites: Composites) -
         lhs=lhs,
         lhs_scale=lhs_scale,
         rhs=_matrix(contraction.rhs.value, _dims(contraction.rhs.map), loops.n, loops.k),
-        rhs_scale=expand_scales(rhs_scale, wanted, repeats),
+        rhs_scale=cast(expand_scales(rhs_scale, wanted, repeats), wanted),
         rhs_block_n=rows_per_scale,
     )
 
@@ -147,7 +154,14 @@ def _activation(
     if block != (1, BLOCK_K):
         raise NotServedError(f"expected 1x32 scales on the left operand but got {_by(block)}")
     x = _matrix(lhs.value, _dims(lhs.map), loops.m, loops.k)
-    return x, _scale_matrix(scale, loops.m, loops.k)
+    m, k = ir.RankedTensorType(x.type).shape
+    return x, cast(_scale_matrix(scale, loops.m, loops.k), (m, ceil_div(k, BLOCK_K)))
+
+
+def is_on_tensors(op: ir.Operation) -> bool:
+    """Whether all operands and the one result are ranked tensors, and not scalars or memrefs."""
+    values = (*op.operands, *op.results)
+    return len(op.results) == 1 and all(isinstance(v.type, ir.RankedTensorType) for v in values)
 
 
 def check_activation_type(element: str) -> None:
@@ -185,14 +199,17 @@ def check_scale_type(element: str) -> None:
         raise NotServedError(f"expected scales of type {SCALE_TYPE} but got {element}")
 
 
-def check_result_type(element: str) -> None:
-    """Refuse a result type that no kernel stores.
+def check_result_type(result: ir.RankedTensorType) -> None:
+    """Refuse a result that no kernel stores.
 
     Raises:
-        NotServedError: The type is not one of ``RESULT_TYPES``.
+        NotServedError: The element type is not one of ``RESULT_TYPES``, or N is not known.
     """
+    element = str(result.element_type)
     if element not in RESULT_TYPES:
         raise NotServedError(f"expected a result of {', '.join(RESULT_TYPES)} but got {element}")
+    if result.rank and result.is_dynamic_dim(result.rank - 1):
+        raise NotServedError("expected static N and K")
 
 
 def _by(block: tuple[int, int]) -> str:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Final
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.block_scale import LHS_ATTRIBUTE, RHS_ATTRIBUTE, BlockScale
+from block32.dialects.composite import ATTRIBUTE as COMPOSITE_ATTRIBUTE
 from block32.dialects.diagnostics import BadAttributeError
+from block32.dialects.kernel import ATTRIBUTE as KERNEL_ATTRIBUTE
 from block32.lowering.common.tensors import bitcast
 from block32.lowering.problem import BLOCK_K, ceil_div
 from block32.passes.raising import dequantized, dequantized_matmul
@@ -27,14 +30,27 @@ from block32.passes.raising.contraction import (
     Operand,
     ScaledContraction,
     check_value_type,
+    is_on_tensors,
 )
+
+#: Attributes of ours that stay on ops.
+_OTHER_ATTRIBUTES: Final = (KERNEL_ATTRIBUTE, COMPOSITE_ATTRIBUTE)
+
+#: All that a matmul may have.
+_ATTRIBUTES: Final = (LHS_ATTRIBUTE, RHS_ATTRIBUTE, KERNEL_ATTRIBUTE)
 
 OP_NAMES = dequantized_matmul.OP_NAMES
 
 
 def is_marked(op: ir.Operation) -> bool:
-    """Whether ``op`` carries one of our attributes: then it must be raised."""
-    return LHS_ATTRIBUTE in op.attributes or RHS_ATTRIBUTE in op.attributes
+    """Whether ``op`` carries an attribute of ours that only raising takes away.
+
+    A misspelled one is among them: an op that keeps it loses the scales that it speaks of.
+    """
+    return any(
+        name.startswith("block32.") and name not in _OTHER_ATTRIBUTES
+        for name, _ in op.attributes.items()
+    )
 
 
 def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None:
@@ -53,6 +69,13 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
     if op.name not in OP_NAMES:
         expected = " or ".join(OP_NAMES)
         raise NotServedError(f"expected block32.lhs and block32.rhs on {expected} only")
+    for name, _ in op.attributes.items():
+        if name.startswith("block32.") and name not in _ATTRIBUTES:
+            raise NotServedError(
+                f"unknown attribute '{name}'; expected one of {', '.join(_ATTRIBUTES)}"
+            )
+    if not is_on_tensors(op):
+        raise NotServedError("expected operands and result to be tensors")
     lhs, rhs, result = dequantized_matmul.operands_of(op)
     if lhs.element in ACTIVATION_TYPES:
         weight = _Marked(op, rhs, RHS_ATTRIBUTE, result, symbols).read()
@@ -180,12 +203,13 @@ def _scale_value(
             case ir.FlatSymbolRefAttr():
                 value = _load_global(name, scale.scale.value, symbols)
             case ir.DenseElementsAttr() | ir.DenseResourceElementsAttr():
+                _check_scale_type(scale.scale.type, name)
                 value = arith.ConstantOp(scale.scale.type, scale.scale).result
             case _:
                 raise NotServedError(
                     f"'{name}' of a raw fp8 operand needs a scale; expected a symbol or a constant"
                 )
-        return _as_scales(value, name)
+        return _as_scales(value)
 
 
 def _load_global(name: str, symbol: str, symbols: ir.SymbolTable) -> ir.Value:
@@ -195,8 +219,7 @@ def _load_global(name: str, symbol: str, symbols: ir.SymbolTable) -> ir.Value:
     if definition.name != "util.global":
         raise NotServedError(f"expected @{symbol} to be a util.global but got {definition.name}")
     global_type = ir.TypeAttr(definition.attributes["type"]).value
-    if not isinstance(global_type, ir.RankedTensorType):
-        raise NotServedError(f"expected @{symbol} to hold a tensor but got {global_type}")
+    _check_scale_type(global_type, name)
     load = ir.Operation.create(
         "util.global.load",
         results=[global_type],
@@ -205,12 +228,18 @@ def _load_global(name: str, symbol: str, symbols: ir.SymbolTable) -> ir.Value:
     return load.result
 
 
-def _as_scales(value: ir.Value, name: str) -> ir.Value:
+def _check_scale_type(found: ir.Type, name: str) -> None:
+    if not isinstance(found, ir.RankedTensorType):
+        raise NotServedError(f"expected '{name}' scales in a tensor but got {found}")
+    if str(found.element_type) not in (SCALE_TYPE, "i8"):
+        raise NotServedError(
+            f"expected '{name}' scales of {SCALE_TYPE} or i8 but got {found.element_type}"
+        )
+
+
+def _as_scales(value: ir.Value) -> ir.Value:
     value_type = ir.RankedTensorType(value.type)
-    element = str(value_type.element_type)
-    if element == SCALE_TYPE:
+    if str(value_type.element_type) == SCALE_TYPE:
         return value
-    if element not in ("i8", "ui8"):
-        raise NotServedError(f"expected '{name}' scales of {SCALE_TYPE} or i8 but got {element}")
     scales = ir.RankedTensorType.get(value_type.shape, ir.Type.parse(SCALE_TYPE))
     return bitcast(value, scales)

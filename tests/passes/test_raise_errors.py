@@ -101,6 +101,25 @@ CASES = {
         ),
         "but got f16",
     ),
+    "unsigned scales": (
+        program(f"{LHS}, block32.rhs = {{block = [32, 32], scale = dense<1> : tensor<1x2xui8>}}"),
+        "expected 'block32.rhs' scales of f8E8M0FNU or i8 but got ui8",
+    ),
+    "a vector of scales": (
+        program(f"{LHS}, block32.rhs = {{block = [32, 32], scale = dense<1> : vector<1x2xi8>}}"),
+        "expected 'block32.rhs' scales in a tensor but got vector<1x2xi8>",
+    ),
+    "a global of another kind": (
+        program(
+            f"{LHS}, block32.rhs = {{block = [32, 32], scale = @s}}",
+            globals_="util.global private @s = 127 : i8",
+        ),
+        "expected 'block32.rhs' scales in a tensor but got i8",
+    ),
+    "a misspelled attribute": (
+        program("block32.left = {block = [1, 32], scale = @xs}"),
+        "unknown attribute 'block32.left'; expected one of block32.lhs, block32.rhs",
+    ),
     "f8E4M3 for f8E4M3FN": (
         program(rhs="f8E4M3"),
         "but got f8E4M3 (f8E4M3 has infinities; MXFP8 values are f8E4M3FN)",
@@ -167,4 +186,25 @@ func.func @f(%x: tensor<4x64xf32>) -> tensor<4x64xf32> {
     assert (
         "expected block32.lhs and block32.rhs on linalg.matmul or linalg.batch_matmul only"
         in error_of(text)
+    )
+
+
+def test_a_kernel_for_an_op_that_stays_is_an_error() -> None:
+    text = """
+#x = affine_map<(m, n, k) -> (m, k)>
+#s = affine_map<(m, n, k) -> (m, k floordiv 16)>
+#w = affine_map<(m, n, k) -> (n, k)>
+#y = affine_map<(m, n, k) -> (m, n)>
+#ws = affine_map<(m, n, k) -> (n, k floordiv 32)>
+func.func @f(%x: tensor<4x64xf8E4M3FN>, %s: tensor<4x4xf8E8M0FNU>, %w: tensor<32x64xf8E4M3FN>,
+    %t: tensor<32x2xf8E8M0FNU>, %i: tensor<4x32xf32>) -> tensor<4x32xf32> {
+  %y = linalg.scaled_contract indexing_maps = [#x, #s, #w, #ws, #y]
+      {block32.kernel = {target = "cpu", tiers = [{form = "stream"}]}}
+      ins(%x, %s, %w, %t : tensor<4x64xf8E4M3FN>, tensor<4x4xf8E8M0FNU>, tensor<32x64xf8E4M3FN>,
+          tensor<32x2xf8E8M0FNU>) outs(%i : tensor<4x32xf32>) -> tensor<4x32xf32>
+  return %y : tensor<4x32xf32>
+}
+"""
+    assert "cannot be raised: expected 32 elements of K to share a scale but got 16" in error_of(
+        text
     )
