@@ -26,10 +26,6 @@ from block32.passes.walk import operations_named
 
 OP_NAME = "linalg.scaled_contract"
 
-VALUE_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
-RESULT_TYPES = ("f32", "bf16", "f16")
-SCALE_TYPE = "f8E8M0FNU"
-
 
 @dataclass(frozen=True)
 class MatmulOperands:
@@ -157,20 +153,6 @@ def is_canonical(op: ir.Operation | ir.OpView) -> bool:
 
 
 def _has_served_types(operation: ir.Operation) -> bool:
-<<<<<<< HEAD
-    """N and K known, element types that kernels read and store, E8M0 scales."""
-    lhs, lhs_scale, rhs, rhs_scale, result = (
-        ir.RankedTensorType(v.type) for v in operation.operands
-    )
-    if not rhs.has_static_shape or 0 in rhs.shape or lhs.is_dynamic_dim(1):
-        return False
-    return (
-        str(lhs.element_type) in VALUE_TYPES
-        and str(rhs.element_type) in VALUE_TYPES
-        and str(lhs_scale.element_type) == str(rhs_scale.element_type) == SCALE_TYPE
-        and str(result.element_type) in RESULT_TYPES
-    )
-=======
     """N and K known, element types that kernels read and write, and scales and result to match."""
     lhs, rhs, y = (ir.RankedTensorType(operation.operands[i].type) for i in (0, 2, 4))
     if not rhs.has_static_shape or 0 in rhs.shape or lhs.is_dynamic_dim(1):
@@ -182,7 +164,6 @@ def _has_served_types(operation: ir.Operation) -> bool:
     types = operand_types(problem)
     scales = [operation.operands[i].type for i in (1, 3)]
     return scales == [types["lhs_scale"], types["rhs_scale"]] and y == result_type(problem)
->>>>>>> 4ee66c82b28719cdcb0abc4283cc20fdb3f3544f
 
 
 def operands_of(op: ir.Operation | ir.OpView) -> MatmulOperands:

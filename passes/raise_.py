@@ -126,11 +126,7 @@ def leave_alone(op: ir.Operation, reason: NotServedError, report: Report) -> Non
     """Report that a candidate stays as it is.
 
     Raises:
-<<<<<<< HEAD
-        DiagnosticError: It is marked, or asks for a kernel, and must not stay.
-=======
         DiagnosticError: It is marked or has a kernel chosen for it, and must not stay.
->>>>>>> 4ee66c82b28719cdcb0abc4283cc20fdb3f3544f
     """
     if marked_matmul.is_marked(op) or KERNEL_ATTRIBUTE in op.attributes:
         raise error_at(op, f"cannot be raised: {reason}") from reason

@@ -13,8 +13,8 @@ from iree.compiler.dialects import arith, tensor
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import dynamic_sizes
 from block32.lowering.composites import Composites
-from block32.lowering.problem import Epilogue, ScaledMatmul
-from block32.passes.canonical import RESULT_TYPES, CanonicalMatmul
+from block32.lowering.problem import RESULT_TYPES, Epilogue, ScaledMatmul
+from block32.passes.canonical import CanonicalMatmul
 from block32.passes.fusing.body import Step, is_silu, read_steps
 from block32.passes.raising.contraction import Operand
 from block32.passes.raising.dequantized import through_views

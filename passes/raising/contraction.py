@@ -18,16 +18,11 @@ from iree.compiler.dialects import arith, linalg, tensor
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import cast, loop_index
 from block32.lowering.composites import Composites
-<<<<<<< HEAD
-from block32.lowering.problem import BLOCK_K, ceil_div
-from block32.passes.canonical import RESULT_TYPES, SCALE_TYPE, VALUE_TYPES, MatmulOperands
-
-=======
 from block32.lowering.problem import BLOCK_K, RESULT_TYPES, VALUE_TYPES, ceil_div
 from block32.passes.canonical import MatmulOperands
 
 SCALE_TYPE = "f8E8M0FNU"
->>>>>>> 4ee66c82b28719cdcb0abc4283cc20fdb3f3544f
+
 #: What an activation without scales may be: quantised at run time, or taken as it is.
 ACTIVATION_TYPES = ("f32", "bf16", "f16")
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from iree.compiler import ir
 
-from block32.passes.canonical import SCALE_TYPE, VALUE_TYPES
-from block32.passes.raising.contraction import Operand
+from block32.lowering.problem import VALUE_TYPES
+from block32.passes.raising.contraction import SCALE_TYPE, Operand
 
 #: Elementwise ops that keep a product of a code and a scale what it is. Rounding an fp8 value
 #: times a power of two to bf16 or f16 is exact, but where it leaves the range of f16.
