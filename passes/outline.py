@@ -75,6 +75,7 @@ class OutlinePass(Pass):
     def run(self, module: ir.Module, report: Report) -> None:
         """See the module's docstring."""
         del report
+        program = ir.SymbolTable(module.operation)
         functions: dict[tuple[ScaledMatmul, KernelConfig], str] = {}
         for matmul in canonical.matmuls_of(module):
             if ATTRIBUTE not in matmul.op.attributes:
@@ -84,13 +85,21 @@ class OutlinePass(Pass):
                 continue
             problem = matmul.problem
             if (problem, config) not in functions:
-                functions[problem, config] = _outline(module, len(functions), problem, config)
+                suffix = _free_suffix(program, len(functions), problem)
+                functions[problem, config] = _outline(module, suffix, problem, config)
             _call(matmul, functions[problem, config])
 
 
-def _outline(module: ir.Module, index: int, problem: ScaledMatmul, config: KernelConfig) -> str:
-    """Build the executable and the function of one problem; returns the function's symbol."""
+def _free_suffix(program: ir.SymbolTable, index: int, problem: ScaledMatmul) -> str:
+    """What symbols of the problem end with, so that the program has none of the same name."""
     suffix = f"_{index}_{problem.describe()}"
+    while any(prefix + suffix in program for prefix in (EXECUTABLE_PREFIX, FUNCTION_PREFIX)):
+        suffix += "_"
+    return suffix
+
+
+def _outline(module: ir.Module, suffix: str, problem: ScaledMatmul, config: KernelConfig) -> str:
+    """Build the executable and the function of one problem; returns the function's symbol."""
     executable_symbol = EXECUTABLE_PREFIX + suffix
     function_symbol = FUNCTION_PREFIX + suffix
     spec = KernelSpec(problem, target_named(config.target), config.tiers)

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from threading import current_thread, main_thread
 from typing import Final
 
+from block32 import __version__
 from block32.dialects.diagnostics import DiagnosticError
 
 #: The commands' modules, in the order of ``block32 --help``.
@@ -32,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"block32 {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         import_module(f"block32.tools.{command}").add_parser(subparsers)
@@ -43,12 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A user's mistake is one located line on stderr and exit code 1 (2 for a wrong command line).
     """
-    parser = build_parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and not getattr(arguments, "takes_iree_flags", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    arguments.iree_flags = rest
+    if current_thread() is main_thread():
+        # Like Ctrl-C: temporary files go, and so does a running iree-compile.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        parser = build_parser()
+        arguments, rest = parser.parse_known_args(argv)
+        if rest and not getattr(arguments, "takes_iree_flags", False):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.iree_flags = rest
         return arguments.handler(arguments)
     except DiagnosticError as error:
         print(error.render(), file=sys.stderr)

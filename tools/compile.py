@@ -15,7 +15,7 @@ from rich.status import Status
 
 from block32.dialects.diagnostics import DiagnosticError
 from block32.lowering.targets import TARGETS
-from block32.passes.base import Report
+from block32.passes.base import Remark
 from block32.passes.pipeline import PassFailedError, PipelinePass
 from block32.tools.compiler import (
     EARLY_PHASES,
@@ -24,9 +24,9 @@ from block32.tools.compiler import (
     compile_source,
     reproduce_command,
     requested_phase,
-    write_atomically,
 )
 from block32.tools.iree_compile import IreeCompileError, read_input
+from block32.tools.output import write_atomically, write_output
 
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb
@@ -91,40 +91,36 @@ def run(arguments: argparse.Namespace) -> int:
             target=arguments.target,
             cpu=arguments.cpu,
             flags=tuple(flags),
+            on_remark=remark_printer(arguments.quiet),
             on_phase=_show_phase(status, name),
             after_pass=_dumper(arguments.dump_ir_after_all),
         )
-        output = _compile(source, name, path, options, arguments.quiet)
-    if arguments.output == "-":
-        sys.stdout.buffer.write(output)
-        sys.stdout.buffer.flush()
-    else:
-        write_atomically(arguments.output, output)
+        output = _compile(source, name, path, options)
+    write_output(arguments.output, output)
     return 0
 
 
-def _compile(source: bytes, name: str, path: str, options: CompileOptions, quiet: bool) -> bytes:
+def _compile(source: bytes, name: str, path: str, options: CompileOptions) -> bytes:
     if requested_phase(options.flags) in EARLY_PHASES:
         return compile_early_phase(source, name, options)
-    report = Report()
     try:
-        result = compile_source(source, name, options, report)
+        return compile_source(source, name, options)
     except PassFailedError as error:
         raise explain_failure(error, path, options) from error
     except IreeCompileError as error:
-        for remark in report.remarks:  # what was left to IREE may be what it cannot compile
-            if remark.severity == "warning":
-                print(remark.render(), file=sys.stderr)
         raise DiagnosticError(error.location, error.message) from error
-    if not quiet:
-        for remark in result.remarks:
-            print(remark.render(), file=sys.stderr)
-    return result.output
+
+
+def remark_printer(is_quiet: bool) -> Callable[[Remark], None]:
+    """Prints remarks to stderr, or does nothing with them."""
+    if is_quiet:
+        return lambda _remark: None
+    return lambda remark: print(remark.render(), file=sys.stderr)
 
 
 def explain_failure(error: PassFailedError, path: str, options: CompileOptions) -> DiagnosticError:
     """The failure of a pass as an error: the pass, the place, and a command that reproduces it."""
-    in_pass = f"in pass '{error.failed.describe()}'"
+    in_pass = f"in pass '{_name(error.failed)}'"
     reproduce = f"reproduce with: {reproduce_command(error, path, options)}"
     if error.diagnostic is not None:
         found = error.diagnostic
@@ -132,6 +128,11 @@ def explain_failure(error: PassFailedError, path: str, options: CompileOptions) 
     cause = error.__cause__
     message = f"internal error {in_pass}: {type(cause).__name__}: {cause}"
     return DiagnosticError(path, message, (reproduce,))
+
+
+def _name(current: PipelinePass) -> str:
+    """The pass without its options: those are long, and the command that reproduces has them."""
+    return current.describe().partition("{")[0]
 
 
 def split_input(arguments: list[str], command: str = "block32 compile") -> tuple[str, list[str]]:
@@ -172,7 +173,7 @@ def _dumper(folder: str | None) -> Callable[[PipelinePass, ir.Module], None]:
         if folder == "-":
             print(f"// ----- IR after {current.describe()} -----\n{text}", file=sys.stderr)
             return
-        name = current.describe().partition("{")[0]
+        name = _name(current)
         _make_folder(folder)
         write_atomically(Path(folder) / f"{count:02}-{name}.mlir", text.encode())
         count += 1

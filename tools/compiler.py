@@ -9,10 +9,11 @@ and ``iree-compile --compile-from=abi`` makes the vmfb.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from iree.compiler import ir
@@ -37,6 +38,7 @@ class CompileOptions:
         target: A name of ``lowering.targets``, or None to follow IREE's own target flags.
         cpu: The CPU to compile for, as LLVM names it; None for this machine's.
         flags: Flags for ``iree-compile``, ``--flag=value`` each.
+        on_remark: Called with each remark and warning after the passes, also if they failed.
         on_phase: Called with the name of each phase as it begins.
         after_pass: Called with each pass and the module after it.
     """
@@ -44,8 +46,13 @@ class CompileOptions:
     target: str | None = None
     cpu: str | None = None
     flags: tuple[str, ...] = ()
+    on_remark: Callable[[Remark], None] = lambda _remark: None
     on_phase: Callable[[str], None] = lambda _name: None
     after_pass: Callable[[PipelinePass, ir.Module], None] = lambda _pass, _module: None
+
+    def __post_init__(self) -> None:
+        """IREE takes ``-flag`` for ``--flag``."""
+        self.flags = tuple("--" + flag.lstrip("-") for flag in self.flags)
 
     def target_name(self) -> str:
         """The target asked for, or the one that IREE's flags imply."""
@@ -63,53 +70,91 @@ class CompileOptions:
 
 
 def _implied_target(flags: tuple[str, ...]) -> str:
-    """The block32 target for IREE's own device flags; ``cpu`` where there are none."""
-    values: dict[str, str] = {}
-    for flag in flags:
-        name, _, value = flag.lstrip("-").partition("=")
-        values[name] = value
-    device = values.get("iree-hal-target-device", values.get("iree-hal-target-backends", "local"))
-    if device in ("local", "llvm-cpu"):
-        return "cpu"
-    chip = values.get("iree-rocm-target", values.get("iree-cuda-target", ""))
-    return chip if chip in TARGETS else "portable"
+    """The block32 target for IREE's own device flags; ``cpu`` where there are none.
 
-
-@dataclass
-class CompileResult:
-    """What a compile gives.
-
-    Attributes:
-        output: The vmfb, or the text of the phase that ``--compile-to`` names.
-        remarks: Which kernel each matmul got, and warnings.
+    A module for several kinds of device gets ``portable``: a kernel is for one.
     """
+    backends = _backends(flags)
+    if backends in (set(), {"llvm-cpu"}):
+        return "cpu"
+    chip_flags = {"hip": "--iree-rocm-target=", "cuda": "--iree-cuda-target="}
+    chips = [
+        flag.partition("=")[2]
+        for backend in backends
+        for flag in flags
+        if backend in chip_flags and flag.startswith(chip_flags[backend])
+    ]
+    return chips[0] if len(backends) == 1 and chips and chips[0] in TARGETS else "portable"
 
-    output: bytes
-    remarks: list[Remark] = field(default_factory=list)
+
+def _backends(flags: tuple[str, ...]) -> set[str]:
+    """The kinds of device that IREE's flags ask for; the local device by its compiler backends."""
+
+    def values(name: str) -> set[str]:
+        given = [flag.partition("=")[2] for flag in flags if flag.startswith(f"--{name}=")]
+        return {item for value in given for item in value.split(",")}
+
+    # A device may have a name before it and an ordinal after it: a=local[0].
+    devices = {re.sub(r"^\w+=|\[\d+\]$", "", device) for device in values("iree-hal-target-device")}
+    backends = devices - {"local"} | values("iree-hal-target-backends")
+    if "local" in devices:
+        backends |= values("iree-hal-local-target-device-backends") or {"llvm-cpu"}
+    return backends
 
 
-def compile_source(
-    source: bytes, name: str, options: CompileOptions, report: Report | None = None
-) -> CompileResult:
+def _check_devices(options: CompileOptions) -> None:
+    """Kernels of one target compiled for another device make IREE's code generation abort.
+
+    Raises:
+        DiagnosticError: The target was named, and IREE's own flags ask for another device.
+    """
+    if options.target is None:
+        return
+    expected = _backends(target_named(options.target).compile_flags())
+    found = _backends(options.target_flags())
+    if expected and found != expected:
+        raise DiagnosticError(
+            "block32",
+            f"--target={options.target} is for {', '.join(expected)} but the flags for devices "
+            f"ask for {', '.join(sorted(found))}",
+            ("without --target, block32 follows those flags",),
+        )
+
+
+def compile_source(source: bytes, name: str, options: CompileOptions) -> bytes:
     """Compile the bytes of an MLIR module, text or bytecode.
 
     Args:
         source: The module.
         name: Its file name, for errors.
         options: How to compile.
-        report: Takes the passes' remarks and warnings, also where IREE fails after the passes.
+
+    Returns:
+        The vmfb, or the text of the phase that ``--compile-to`` names.
 
     Raises:
         DiagnosticError: The module or the options are wrong; located where it can be.
         PassFailedError: A pass failed.
     """
     module, facts = import_source(source, name, options)
-    options.on_phase("passes")
-    report = Report() if report is None else report
-    passes = standard_pipeline(options.target_name(), facts)
-    run_pipeline(module, passes, report, options.after_pass)
+    run_passes(module, standard_pipeline(options.target_name(), facts), options)
     options.on_phase("kernels and code")
-    return CompileResult(finish_module(module, name, options), report.remarks)
+    return finish_module(module, name, options)
+
+
+def run_passes(module: ir.Module, passes: list[PipelinePass], options: CompileOptions) -> None:
+    """Run block32's passes, and pass on what they say, also where one fails.
+
+    Raises:
+        PassFailedError: A pass failed.
+    """
+    options.on_phase("passes")
+    report = Report()
+    try:
+        run_pipeline(module, passes, report, options.after_pass)
+    finally:
+        for remark in report.remarks:
+            options.on_remark(remark)
 
 
 def import_source(
@@ -125,6 +170,7 @@ def import_source(
     Raises:
         DiagnosticError: The module or the options are wrong; located where it can be.
     """
+    _check_devices(options)
     early, _ = _split_phase_flags(options.target_flags(), name)
     options.on_phase("import")
     imported = _import(source, name, early)
@@ -146,7 +192,8 @@ def _device_facts(options: CompileOptions) -> DeviceFacts:
 
 def compile_early_phase(source: bytes, name: str, options: CompileOptions) -> bytes:
     """``--compile-to`` a phase before block32's passes: plain IREE."""
-    return run_iree_compile(["-", *options.target_flags()], stdin=source, input_name=name)
+    arguments = ["-", *options.target_flags()]
+    return run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
 
 
 def requested_phase(flags: Sequence[str]) -> str | None:
@@ -164,6 +211,9 @@ def _split_phase_flags(flags: tuple[str, ...], name: str) -> tuple[list[str], li
                 name,
                 f"{flag} starts after block32's passes; expected one of {', '.join(EARLY_PHASES)}",
             )
+    for flag in flags:
+        if flag.startswith("--compile-mode=") and flag != "--compile-mode=std":
+            raise DiagnosticError(name, f"{flag} leaves out block32's passes; use iree-compile")
     common = [flag for flag in flags if not flag.startswith("--compile-")]
     end = [flag for flag in flags if flag.startswith("--compile-to=")]
     return [*start, *common], [*end, *common]
@@ -172,7 +222,7 @@ def _split_phase_flags(flags: tuple[str, ...], name: str) -> tuple[list[str], li
 def _import(source: bytes, name: str, flags: list[str]) -> bytes:
     """The module at phase ``abi``, as bytecode: that keeps locations and large constants cheap."""
     arguments = [path_of(source, name), "--compile-to=abi", "--emit-mlir-bytecode", *flags]
-    return run_iree_compile(arguments, stdin=source, input_name=name)
+    return run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
 
 
 def path_of(source: bytes, name: str) -> str:
@@ -252,7 +302,8 @@ def _finish(module: ir.Module, name: str, flags: list[str], phase: str) -> bytes
         path = Path(folder) / "module.mlirbc"
         with path.open("wb") as stream:
             module.operation.write_bytecode(stream)
-        return run_iree_compile([str(path), f"--compile-from={phase}", *flags], input_name=name)
+        arguments = [str(path), f"--compile-from={phase}", *flags]
+        return run_iree_compile(arguments, input_name=name, shows_messages=True)
 
 
 def reproduce_command(error: PassFailedError, path: str, options: CompileOptions) -> str:
@@ -264,40 +315,6 @@ def reproduce_command(error: PassFailedError, path: str, options: CompileOptions
         f"iree-compile {quoted} --compile-to=abi --mlir-print-debuginfo {flags} | "
         f"block32-opt - --pass-pipeline={shlex.quote(pipeline)}"
     )
-
-
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file whole or not at all: to a neighbour first, which then takes its name.
-
-    Raises:
-        DiagnosticError: It cannot be written; nothing is left behind.
-    """
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        # A device or a pipe: there is nothing to replace.
-        target.write_bytes(content)
-        return
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as stream:
-            temporary = Path(stream.name)
-            stream.write(content)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(target)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DiagnosticError(str(path), f"cannot write the output: {reason}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def compile(
@@ -325,11 +342,8 @@ def compile(
         PassFailedError: A pass failed.
     """
     source, name = _source_of(module)
-    options = CompileOptions(target=target, cpu=cpu, flags=tuple(flags))
-    result = compile_source(source, name, options)
-    for remark in result.remarks:
-        on_remark(remark)
-    return result.output
+    options = CompileOptions(target=target, cpu=cpu, flags=tuple(flags), on_remark=on_remark)
+    return compile_source(source, name, options)
 
 
 def _source_of(module: ir.Module | str | bytes | os.PathLike[str]) -> tuple[bytes, str]:
@@ -345,4 +359,4 @@ def _source_of(module: ir.Module | str | bytes | os.PathLike[str]) -> tuple[byte
             return read_input(path), path
 
 
-__all__ = ["CompileOptions", "CompileResult", "compile", "compile_source"]
+__all__ = ["CompileOptions", "compile", "compile_source"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,9 @@ from iree.compiler.tools.binaries import find_tool
 from block32.dialects.diagnostics import DiagnosticError
 from block32.lowering.target import DeviceFacts
 
-_LOCATED_ERROR = re.compile(r"^(?P<location>.+?:\d+:\d+): error: (?P<message>.+)$", re.MULTILINE)
+_LOCATED_ERROR = re.compile(
+    r"^(?P<location>.+?:\d+(?::\d+)?): error: (?P<message>.+)$", re.MULTILINE
+)
 _PROBE = b"func.func @probe() { return }\n"
 
 
@@ -37,7 +40,11 @@ class IreeCompileError(DiagnosticError):
 
 
 def run_iree_compile(
-    arguments: Sequence[str], *, stdin: bytes | None = None, input_name: str = "<stdin>"
+    arguments: Sequence[str],
+    *,
+    stdin: bytes | None = None,
+    input_name: str = "<stdin>",
+    shows_messages: bool = False,
 ) -> bytes:
     """Run ``iree-compile`` and give back what it wrote to its standard output.
 
@@ -45,15 +52,19 @@ def run_iree_compile(
         arguments: Its command line, without the program.
         stdin: What it reads where the command line names ``-``.
         input_name: Names the input in errors that have no location.
+        shows_messages: Pass on what it prints though it succeeds: warnings, and what flags such
+            as ``--mlir-print-ir-after`` ask for.
 
     Raises:
         IreeCompileError: It exited with an error, or was killed.
     """
     command = [find_tool("iree-compile"), *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, check=False)
-    if done.returncode == 0:
-        return done.stdout
     stderr = done.stderr.decode(errors="replace")
+    if done.returncode == 0:
+        if shows_messages:
+            sys.stderr.write(stderr)
+        return done.stdout
     raise _explain(stderr, done.returncode, input_name)
 
 
@@ -62,12 +73,13 @@ def _explain(stderr: str, code: int, input_name: str) -> IreeCompileError:
     located = _LOCATED_ERROR.search(stderr)
     if located:
         location = re.sub(r"^(-|<stdin>):", f"{input_name}:", located["location"])
+        location = re.sub(r"^<unknown>:0$", input_name, location)
         return IreeCompileError(location, located["message"].strip(), stderr)
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if code < 0 or code >= 128:
         reason = f"iree-compile was ended by signal {-code if code < 0 else code - 128}"
         assertion = next((line for line in lines if "LLVM ERROR" in line), "")
-        return IreeCompileError(input_name, f"{reason} {assertion}".rstrip(), stderr)
+        return IreeCompileError(input_name, f"{reason}: {assertion}".rstrip(": "), stderr)
     message = lines[0] if lines else f"iree-compile exited with {code}"
     return IreeCompileError(input_name, re.sub(r"^(error|iree-compile): *", "", message), stderr)
 

@@ -14,8 +14,9 @@ from block32.dialects.diagnostics import DiagnosticError
 from block32.passes.base import Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, parse_pipeline, run_pipeline
 from block32.passes.registry import PASSES
-from block32.tools.compiler import parse_module, write_atomically
+from block32.tools.compiler import parse_module
 from block32.tools.iree_compile import read_input
+from block32.tools.output import write_output
 
 _EXAMPLES = """examples:
   block32-opt --pass-pipeline='builtin.module(block32-raise)' model.mlir
@@ -64,10 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         after = _print_after if arguments.print_ir_after_all else _ignore
         run_pipeline(module, passes, report, after)
         text = module.operation.get_asm(enable_debug_info=arguments.mlir_print_debuginfo)
-        if arguments.output == "-":
-            print(text, end="")
-        else:
-            write_atomically(arguments.output, text.encode())
+        write_output(arguments.output, text.encode())
     except DiagnosticError as error:
         print(error.render(), file=sys.stderr)
         return 1

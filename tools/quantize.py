@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +25,7 @@ from block32.runtime.archive import ArchiveError, Entry, NewEntry, read_index, w
 from block32.runtime.quantizer import FORMATS
 from block32.tools.compiler import parse_module
 from block32.tools.iree_compile import read_input, run_iree_compile
+from block32.tools.output import replaced_at_end
 from block32.tools.quantize_report import render_report
 
 _EXAMPLES = """examples:
@@ -104,15 +103,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     with ExitStack() as stack:
         # All files are whole before the first takes its name.
-        model = stack.enter_context(_replaced_at_end(arguments.output))
-        _guard_write(arguments.output, lambda: model.write(text))
+        model = stack.enter_context(replaced_at_end(arguments.output))
+        model.write(text)
         if parameters:
-            archive = stack.enter_context(_replaced_at_end(arguments.output_params))
+            archive = stack.enter_context(replaced_at_end(arguments.output_params))
             _write_parameters(archive, parameters, arguments)
         if arguments.report:
-            report = stack.enter_context(_replaced_at_end(arguments.report))
+            report = stack.enter_context(replaced_at_end(arguments.report))
             page = render_report(weights, is_json=arguments.report.endswith(".json"))
-            _guard_write(arguments.report, lambda: report.write(page.encode()))
+            report.write(page.encode())
     if not arguments.quiet:
         _print_table(weights)
     return 0
@@ -179,7 +178,7 @@ def _write_parameters(
         for weight in weights:
             new += _quantized_entries(weight, entries[str(weight.key)], arguments.params, advance)
         try:
-            _guard_write(arguments.output_params, lambda: write_archive(stream, new))
+            write_archive(stream, new)
         except ArchiveError as error:
             raise DiagnosticError(arguments.params, str(error)) from error
 
@@ -236,39 +235,6 @@ def _quantized_entries(
         NewEntry(weight.code_key, int(np.prod(weight.code_shape)), codes),
         NewEntry(weight.scale_key, int(np.prod(weight.scale_shape)), kept_scales),
     ]
-
-
-def _guard_write(path: str, write: Callable[[], object]) -> None:
-    """Run ``write``; a full disk or the like becomes an error of ours."""
-    try:
-        write()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DiagnosticError(path, f"cannot write the output: {reason}") from error
-
-
-@contextmanager
-def _replaced_at_end(path: str) -> Iterator[BinaryIO]:
-    """A neighbour of ``path`` to write to, which takes its name if all goes well."""
-    target = Path(path)
-    temporary: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as stream:
-            temporary = Path(stream.name)
-            yield stream  # type: ignore[misc]
-            stream.flush()
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(target)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DiagnosticError(path, f"cannot write the output: {reason}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _print_table(weights: list[QuantizedWeight]) -> None:

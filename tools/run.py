@@ -17,7 +17,7 @@ from rich.table import Table
 from block32.dialects.diagnostics import DiagnosticError
 from block32.runtime.load import Call, Function, Module, load
 from block32.runtime.signature import Signature
-from block32.tools.compiler import write_atomically
+from block32.tools.output import write_atomically
 from block32.tools.values import (
     InputError,
     describe_result,

@@ -12,9 +12,15 @@ from pathlib import Path
 from rich.console import Console
 
 from block32.passes.pipeline import PassFailedError
-from block32.tools.compile import add_target_arguments, explain_failure, split_input
-from block32.tools.compiler import CompileOptions, write_atomically
+from block32.tools.compile import (
+    add_target_arguments,
+    explain_failure,
+    remark_printer,
+    split_input,
+)
+from block32.tools.compiler import CompileOptions
 from block32.tools.iree_compile import read_input
+from block32.tools.output import write_output
 from block32.tools.transform_spec import SPEC_FLAG, SpecResult, make_spec
 
 _EXAMPLES = f"""examples:
@@ -64,29 +70,24 @@ def run(arguments: argparse.Namespace) -> int:
     name = "<stdin>" if path == "-" else path
     with Console(stderr=True).status(f"{name}: spec"):
         result = _make(source, name, path, arguments, flags)
-    if not arguments.quiet:
-        _print_remarks(result)
-    if arguments.output == "-":
-        print(result.text, end="")
-    else:
-        write_atomically(arguments.output, result.text.encode())
+    if result.needed_flags and not arguments.quiet:
+        needed = shlex.join(result.needed_flags)
+        print(f"block32 spec: note: iree-compile needs {needed} with this spec", file=sys.stderr)
+    write_output(arguments.output, result.text.encode())
     return 0
 
 
 def _make(
     source: bytes, name: str, path: str, arguments: argparse.Namespace, flags: list[str]
 ) -> SpecResult:
-    options = CompileOptions(target=arguments.target, cpu=arguments.cpu, flags=tuple(flags))
+    options = CompileOptions(
+        target=arguments.target,
+        cpu=arguments.cpu,
+        flags=tuple(flags),
+        on_remark=remark_printer(arguments.quiet),
+    )
     output_name = "spec.mlir" if arguments.output == "-" else Path(arguments.output).name
     try:
         return make_spec(source, name, options, output_name=output_name, check=arguments.check)
     except PassFailedError as error:
         raise explain_failure(error, path, options) from error
-
-
-def _print_remarks(result: SpecResult) -> None:
-    for remark in result.remarks:
-        print(remark.render(), file=sys.stderr)
-    if result.needed_flags:
-        flags = shlex.join(result.needed_flags)
-        print(f"block32 spec: note: iree-compile needs {flags} with this spec", file=sys.stderr)

@@ -21,13 +21,11 @@ from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, error_at
 from block32.lowering.targets import target_named
-from block32.passes.base import Remark, Report
 from block32.passes.isolate import COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op, symbol_of
-from block32.passes.pipeline import run_pipeline
 from block32.passes.registry import spec_pipeline
 from block32.passes.spec_script import REPLACED_ATTRIBUTE
 from block32.passes.walk import operations_where
-from block32.tools.compiler import CompileOptions, import_source, parse_module, path_of
+from block32.tools.compiler import CompileOptions, import_source, parse_module, path_of, run_passes
 from block32.tools.iree_compile import run_iree_compile
 
 SPEC_FLAG: Final = "--iree-preprocessing-transform-spec-filename"
@@ -48,12 +46,10 @@ class SpecResult:
 
     Attributes:
         text: The spec, an MLIR module with comments above it.
-        remarks: Which kernel each matmul got, and warnings.
         needed_flags: Flags without which the spec's kernels do not compile.
     """
 
     text: str
-    remarks: list[Remark]
     needed_flags: tuple[str, ...]
 
 
@@ -79,9 +75,7 @@ def make_spec(
     _check_target(options.target_name())
     options = with_baseline_cpu(options)
     module, facts = import_source(source, name, options)
-    options.on_phase("passes")
-    report = Report()
-    run_pipeline(module, spec_pipeline(options.target_name(), facts), report, options.after_pass)
+    run_passes(module, spec_pipeline(options.target_name(), facts), options)
     matchers = [m.operation for m in module.body if symbol_of(m.operation).startswith(MATCH_PREFIX)]
     if not matchers:
         raise DiagnosticError(name, "holds no block-scaled matmul; a spec would do nothing")
@@ -89,7 +83,7 @@ def make_spec(
     if check:
         options.on_phase("check")
         _check_nothing_is_missed(source, name, options, text, matchers)
-    return SpecResult(text, report.remarks, _needed_flags(options))
+    return SpecResult(text, _needed_flags(options))
 
 
 def with_baseline_cpu(options: CompileOptions) -> CompileOptions:

@@ -23,7 +23,7 @@ class PortableTarget(Target):
     def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """Choose nothing."""
         del problem, facts
-        return Selection(None, "asked for by --target=portable")
+        return Selection(None, "no kernels of block32 for this device")
 
     def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Only the form ``portable`` is possible."""

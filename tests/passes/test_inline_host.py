@@ -45,6 +45,6 @@ def _dynamic() -> str:
 def test_no_operand_is_copied_on_the_way_to_a_kernel(target: str, model: str) -> None:
     """A weight that lives in a global least of all."""
     options = CompileOptions(target=target, flags=("--compile-to=hal",))
-    text = compile_source(model.encode(), "model.mlir", options).output.decode()
+    text = compile_source(model.encode(), "model.mlir", options).decode()
     assert "hal.command_buffer.dispatch" in text
     assert "hal.command_buffer.copy_buffer" not in text

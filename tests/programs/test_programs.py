@@ -193,3 +193,14 @@ def test_constant_weights_of_raw_bytes_and_of_fp8() -> None:
     for constants in (as_bytes, as_floats):
         text = program("x xs", constants + matmul("r"), "r")
         check(run(text, data, "x xs"), data.product())
+
+
+def test_functions_of_the_program_may_have_the_names_that_kernels_would_get() -> None:
+    data = Data(5)
+    names = [f"block32_{kind}_0_Mx64x64_e4m3_e4m3_32x32_f32" for kind in ("kernels", "matmul")]
+    others = "".join(
+        f"func.func @{name}(%t: tensor<4xf32>) -> tensor<4xf32> {{ return %t : tensor<4xf32> }}\n"
+        for name in names
+    )
+    text = program("x xs w ws", matmul("r"), "r") + others
+    check(run(text, data, "x xs w ws"), data.product())

@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from iree.compiler.tools.binaries import find_tool
 
 from block32.tools.cli import main
+from block32.tools.compiler import CompileOptions
 
 PROGRAM = """
 #x = affine_map<(m, n, k) -> (m, k)>
@@ -87,6 +91,13 @@ def test_iree_flags_pass_through(model: Path, tmp_path: Path) -> None:
     assert 'cpu = "generic"' in text or "avx512" not in text.partition("hal.executable.source")[0]
 
 
+def test_what_iree_prints_is_passed_on(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--iree-scheduling-dump-statistics-format=csv", "-iree-llvmcpu-target-cpu=generic"]
+    output = model.with_suffix(".vmfb")
+    assert main(["compile", str(model), "--target=cpu", "--quiet", *flags, "-o", str(output)]) == 0
+    assert "Executables" in capfd.readouterr().err
+
+
 def test_a_phase_before_the_passes_is_plain_iree(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.mlir"
     assert main(["compile", str(model), "--compile-to=input", "-o", str(output)]) == 0
@@ -148,9 +159,57 @@ def test_a_failing_pass_names_itself_and_how_to_reproduce_it(
     assert "missing 'block32.lhs'" in again.stderr
 
 
+def test_warnings_come_before_the_error_that_they_explain(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model.write_text(GOOD.replace("f8E8M0FNU", "f8E4M3FN"))
+    assert main(["compile", str(model), "--target=cpu", "-o", str(model) + ".vmfb"]) == 1
+    warning, error = (
+        line for line in capfd.readouterr().err.splitlines() if line.startswith(str(model))
+    )
+    assert "warning: " in warning
+    assert "expected scales of type f8E8M0FNU but got f8E4M3FN" in warning
+    assert "error: " in error
+
+
+DEVICES = {
+    (): "cpu",
+    ("--iree-hal-target-device=local",): "cpu",
+    ("--iree-hal-target-backends=llvm-cpu",): "cpu",
+    ("--iree-hal-target-device=a=local[0]", "--iree-hal-target-device=b=local[1]"): "cpu",
+    (
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=vmvx",
+    ): "portable",
+    ("--iree-hal-target-device=hip", "--iree-rocm-target=gfx950"): "gfx950",
+    ("--iree-hal-target-device=hip", "--iree-rocm-target=gfx942"): "portable",
+    ("--iree-hal-target-device=cuda", "--iree-rocm-target=gfx950"): "portable",
+    (
+        "--iree-hal-target-device=local",
+        "-iree-hal-target-device=hip",
+        "--iree-rocm-target=gfx950",
+    ): "portable",
+    ("--iree-hal-target-device=vulkan",): "portable",
+}
+
+
+@pytest.mark.parametrize(("flags", "target"), DEVICES.items())
+def test_the_target_follows_the_flags_for_devices(flags: tuple[str, ...], target: str) -> None:
+    assert CompileOptions(flags=flags).target_name() == target
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (
+            ["--target=cpu", "--iree-hal-target-device=hip"],
+            "--target=cpu is for llvm-cpu but the flags for devices ask for hip",
+        ),
+        (
+            ["--target=gfx950", "-iree-hal-target-device=local"],
+            "--target=gfx950 is for hip but the flags for devices ask for llvm-cpu",
+        ),
+        (["--compile-mode=precompile"], "--compile-mode=precompile leaves out block32's passes"),
         (["--target=vax"], "unknown target 'vax'; expected one of cpu"),
         (["--target=cpu", "--cpu=z80"], "z80"),
         (["--target=cpu", "--no-such-flag"], "no-such-flag"),
@@ -177,6 +236,53 @@ def test_a_missing_input_and_an_unwritable_output(
     target = tmp_path / "no" / "such" / "folder.vmfb"
     assert main(["compile", str(model), "--quiet", "-o", str(target)]) == 1
     assert "cannot write the output: no such file or directory" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", ".", "/dev/full", "x" * 300])
+def test_no_output_of_any_name_is_a_traceback(
+    name: str, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(model.parent)
+    assert main(["compile", str(model), "--compile-to=input", "-o", name]) == 1
+    assert ": error: cannot write the output: " in capfd.readouterr().err
+    assert [p.name for p in model.parent.iterdir()] == ["model.mlir"]
+
+
+def test_an_output_that_is_a_link_stays_one(model: Path) -> None:
+    link, file = model.with_name("link.mlir"), model.with_name("file.mlir")
+    link.symlink_to(file.name)
+    assert main(["compile", str(model), "--compile-to=input", "-o", str(link)]) == 0
+    assert link.is_symlink()
+    assert "linalg.scaled_contract" in file.read_text()
+
+
+def test_a_device_is_written_to_and_not_replaced(model: Path) -> None:
+    assert main(["compile", str(model), "--compile-to=input", "-o", "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_compile_leaves_nothing(ending: signal.Signals, tmp_path: Path) -> None:
+    """Ended where there are temporary files, and an iree-compile that reads them."""
+    path = tmp_path / "model.mlir"
+    path.write_text(GOOD)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-m", "block32.tools.cli", "compile", str(path), "--target=cpu"]
+    process = subprocess.Popen(
+        [*command, "-o", str(tmp_path / "out.vmfb")],
+        env=os.environ | {"TMPDIR": str(folder)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(folder.glob("block32-*/*")):
+        assert process.poll() is None, "the compile ended before it could be interrupted"
+        time.sleep(0.001)
+    process.send_signal(ending)
+    assert process.communicate(timeout=60)[1].endswith("block32: interrupted\n")
+    assert process.returncode == 130
+    assert list(folder.iterdir()) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.mlir", "temporary"]
 
 
 def test_an_old_output_survives_a_failed_compile(tmp_path: Path) -> None:

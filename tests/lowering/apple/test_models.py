@@ -66,7 +66,7 @@ class _Weight:
 
 def _program(arguments: str, result: str, body: str) -> HostProgram:
     text = f"{HEAD}\nfunc.func @main({arguments}) -> {result} {{{body}\n}}\n"
-    output = compile_source(text.encode(), "model.mlir", OPTIONS).output
+    output = compile_source(text.encode(), "model.mlir", OPTIONS)
     with ir.Context():
         return HostProgram(ir.Module.parse(output.decode()))
 

@@ -161,7 +161,7 @@ func.func @main({ARGUMENTS}) -> ({kinds}) {{
   return {results} : {kinds}
 }}
 """
-    return _load(compile_source(model.encode(), "model.mlir", OPTIONS).output)
+    return _load(compile_source(model.encode(), "model.mlir", OPTIONS))
 
 
 def _arguments(seed: int = 0) -> dict[str, Array]:

@@ -258,13 +258,13 @@ def test_a_model_mixes_our_kernels_with_irees() -> None:
 
 def test_stopping_before_phase_hal_keeps_the_kernels_in_the_module() -> None:
     options = dataclasses.replace(OPTIONS, flags=("--compile-to=flow",))
-    text = compile_source(MODEL.encode(), "model.mlir", options).output.decode()
+    text = compile_source(MODEL.encode(), "model.mlir", options).decode()
     assert install.ATTRIBUTE in text and "flow.dispatch" in text
 
 
 def test_stopping_at_phase_hal_gives_the_replaced_binaries() -> None:
     options = dataclasses.replace(OPTIONS, flags=("--compile-to=hal",))
-    text = compile_source(MODEL.encode(), "model.mlir", options).output.decode()
+    text = compile_source(MODEL.encode(), "model.mlir", options).decode()
     assert install.ATTRIBUTE not in text
     binaries = re.findall(r'format = "metal-msl-fb", data = dense<"0x([0-9A-F]*)">', text)
     assert sum(b"MTLB" in bytes.fromhex(binary) for binary in binaries) == 2
@@ -315,7 +315,7 @@ def test_an_export_without_a_kernel_is_refused() -> None:
     options = dataclasses.replace(OPTIONS, flags=("--compile-to=flow",))
     model = MODEL.replace("tensor<4x", "tensor<?x").replace("tensor.empty()", "tensor.empty(%m)")
     model = model.replace("%zero = arith.constant dense<0.0> : tensor<?x32xf32>", DYNAMIC_ZERO)
-    text = compile_source(model.encode(), "model.mlir", options).output.decode()
+    text = compile_source(model.encode(), "model.mlir", options).decode()
     text = re.sub(r'name = "gemm_tier0[^"]*"', 'name = "another"', text)
     lowered = run_iree_compile(
         ["-", "--compile-from=flow", "--compile-to=hal", *OPTIONS.target_flags()],
