@@ -29,6 +29,7 @@ from block32.lowering.gfx950.machine import SIMDS, WAVE_LANES
 from block32.lowering.problem import SHORT_NAMES, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
+from block32.runtime.vmfb import read_vmfb
 from block32.tools.apple_inspect import holds_metal
 from block32.tools.apple_inspect import inspect as inspect_metal
 from block32.tools.gfx950_estimate import Estimate, estimate
@@ -171,10 +172,12 @@ def load_kernels(path: str) -> list[tuple[bytes, Kernel]]:
             for kernel in parse_code_object(hsaco).kernels.values()
         ]
     except OSError as error:
-        raise DiagnosticError(path, f"cannot read the module: {error.strerror}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise DiagnosticError(path, f"cannot read the module: {reason}") from error
     except DamagedCodeError as error:
         raise DiagnosticError(path, error.message, ("compile or copy the module again",)) from error
     except ExecutionError as error:
+        read_vmfb(path)  # says what is wrong with a file that is no module
         raise DiagnosticError(
             path,
             "no gfx950 code in this module",

@@ -16,6 +16,7 @@ from block32.tools.gfx950_executor import CodeObjectError, hsacos_from_vmfb, par
 from block32.tools.gfx950_listing import facts_of, occupancy
 from block32.tools.inspect import parse_kernel_name
 from tests.lowering.gfx950.kernels import compile_kernels
+from tests.modules import compiled
 
 MODEL = """
 #x = affine_map<(m, n, k) -> (m, k)>
@@ -95,11 +96,17 @@ def test_execute_refuses_rows_of_another_tier(module: str, capsys: pytest.Captur
 def test_a_module_without_gfx950_code_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "model.vmfb").write_bytes(b"not for this chip")
+    (tmp_path / "model.vmfb").write_bytes(compiled())
     assert main(["inspect", str(tmp_path / "model.vmfb")]) == 1
     error = capsys.readouterr().err
     assert "error: no gfx950 code in this module" in error
     assert "--target=gfx950" in error
+
+
+def test_a_file_that_is_no_module_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "model.vmfb").write_bytes(b"not a module at all")
+    assert main(["inspect", str(tmp_path / "model.vmfb")]) == 1
+    assert "model.vmfb: error: expected an IREE module but got" in capsys.readouterr().err
 
 
 def test_a_truncated_or_damaged_module_is_refused(
