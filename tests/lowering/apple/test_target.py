@@ -310,6 +310,16 @@ def test_another_device_is_refused() -> None:
         compile_source(MODEL.encode(), "model.mlir", options)
 
 
+def test_a_model_that_names_another_device_is_refused() -> None:
+    """Its device comes before the flags'; kernels for Metal do not fit into its executables."""
+    maps, function = MODEL[: MODEL.index("func.func")], MODEL[MODEL.index("func.func") :]
+    executable = '#hal.executable.target<"vmvx", "vmvx-bytecode-fb">'
+    device = f'#hal.device.target<"local", [{executable}]> : !hal.device'
+    model = f"{maps}module attributes {{hal.device.targets = [{device}]}} {{\n{function}}}\n"
+    with pytest.raises(DiagnosticError, match=r"has format 'vmvx-bytecode-fb'; .* Metal device"):
+        compile_source(model.encode(), "model.mlir", OPTIONS)
+
+
 def test_an_export_without_a_kernel_is_refused() -> None:
     """Two tiers, of which only one was recorded."""
     options = dataclasses.replace(OPTIONS, flags=("--compile-to=flow",))
