@@ -1,12 +1,12 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How the time to write and to apply a transform spec grows with the number of matmuls.
+"""How the time to compile, and to write and apply a spec, grows with the number of matmuls.
 
     python benchmarks/spec_scaling.py --counts 250,500,1000
 
 Two kinds of model: `own scales`, marked matmuls of one shape that each name scales of their own (a
 matcher each), and `few shapes`, `linalg.scaled_contract` of four shapes (a matcher for each shape).
-Columns, in seconds of CPU time: `spec` is `block32 spec` without its check; `plain` is iree-compile
+Columns, in seconds of CPU time: `compile` is `block32 compile` from text to vmfb; `spec` is `block32 spec` without its check; `plain` is iree-compile
 up to the phase where specs are applied, without one; `applied` is the same with the spec.
 """
 
@@ -102,15 +102,17 @@ def cpu_seconds(command: Sequence[str]) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def measure(model: str, folder: Path) -> tuple[float, float, float]:
-    """Seconds for `block32 spec`, for iree-compile without the spec, and with it."""
+def measure(model: str, folder: Path) -> tuple[float, float, float, float]:
+    """Seconds for `block32 compile`, `block32 spec`, iree-compile without the spec, and with it."""
     path, spec = folder / "model.mlir", folder / "spec.mlir"
     path.write_text(model)
-    block32 = [sys.executable, "-m", "block32", "spec", str(path), "--target=cpu", "--no-check"]
-    written = cpu_seconds([*block32, "--quiet", "-o", str(spec)])
+    block32 = [sys.executable, "-m", "block32"]
+    options = [str(path), "--target=cpu", "--quiet"]
+    compiled = cpu_seconds([*block32, "compile", *options, "-o", str(folder / "model.vmfb")])
+    written = cpu_seconds([*block32, "spec", *options, "--no-check", "-o", str(spec)])
     compile_ = [find_tool("iree-compile"), str(path), *_FLAGS, "--compile-to=preprocessing"]
     compile_ += ["-o", str(folder / "out.mlir")]
-    return written, cpu_seconds(compile_), cpu_seconds([*compile_, f"{SPEC_FLAG}={spec}"])
+    return compiled, written, cpu_seconds(compile_), cpu_seconds([*compile_, f"{SPEC_FLAG}={spec}"])
 
 
 def main() -> None:
@@ -120,7 +122,7 @@ def main() -> None:
     )
     parser.add_argument("--counts", default="250,500,1000", help="numbers of matmuls, with commas")
     counts = [int(count) for count in parser.parse_args().counts.split(",")]
-    table = Table("model", "matmuls", "spec", "plain", "applied")
+    table = Table("model", "matmuls", "compile", "spec", "plain", "applied")
     with tempfile.TemporaryDirectory(prefix="block32-") as folder:
         for name, model in (("own scales", own_scales), ("few shapes", few_shapes)):
             for count in counts:
