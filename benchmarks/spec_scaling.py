@@ -6,8 +6,9 @@
 
 Two kinds of model: `own scales`, marked matmuls of one shape that each name scales of their own (a
 matcher each), and `few shapes`, `linalg.scaled_contract` of four shapes (a matcher for each shape).
-Columns, in seconds of CPU time: `compile` is `block32 compile` from text to vmfb; `spec` is `block32 spec` without its check; `plain` is iree-compile
-up to the phase where specs are applied, without one; `applied` is the same with the spec.
+Columns, in seconds of CPU time: `compile` is `block32 compile` from text to vmfb; `spec` is
+`block32 spec` without its check; `plain` is iree-compile up to the phase where specs are applied,
+without one; `applied` is the same with the spec.
 """
 
 from __future__ import annotations
