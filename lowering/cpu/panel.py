@@ -151,15 +151,24 @@ class Panel:
         return row if self._problem.n % COLUMNS == 0 else minimum(row, self._problem.n - 1)
 
     def _fill_scales(self, column: Index, first_block: Index, is_folded: ir.Value) -> None:
-        """The factors and the exponents of every block and column of the panel."""
-        present = minimum(self._problem.k_blocks - first_block, self._part_k // BLOCK_K)
+        """The factors and the exponents of every block and column of the panel.
+
+        A last chunk may reach past the last block. Its codes there are zeros, but what multiplies
+        them must be a number: they take the last block's factor.
+        """
+        padded_blocks = operands.padded_k(self._problem, self._isa) // BLOCK_K
+        present = minimum(padded_blocks - first_block, self._part_k // BLOCK_K)
+        last_block = self._problem.k_blocks - 1
         share = self._problem.rhs_block[0]
         last_row = self._problem.rhs_scale_shape[0] - 1
         lanes = self._isa.lanes
 
         def load(at: Index, block: Index) -> tuple[ir.Value, ir.Value]:
             row = minimum((column + at) // share, last_row)
-            scale = ops.load_scalar(self._scales, [row, first_block + block])
+            scale_block = first_block + block
+            if padded_blocks > last_block + 1:
+                scale_block = minimum(scale_block, last_block)
+            scale = ops.load_scalar(self._scales, [row, scale_block])
             factor = self._factors.of(scale, is_folded)
             left = arith.select(is_folded, ops.splat(127, ops.i8()), scale)
             return self._exponents.from_bytes(left), factor

@@ -18,9 +18,6 @@ pytest.importorskip("iree.turbine", reason="needs block32[examples]")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "minilm"))
 
 
-@pytest.mark.xfail(
-    strict=False, reason="fails about once in eight runs, for a cause that is not known yet"
-)
 def test_a_small_encoder_is_quantised_compiled_and_close(tmp_path: Path) -> None:
     """All linear layers of a model from PyTorch, with their epilogues, for every length."""
     from encoder import Config, Encoder  # pyright: ignore[reportMissingImports]

@@ -24,6 +24,13 @@ from block32.tools.iree_compile import device_facts, run_iree_compile
 
 Array = npt.NDArray[Any]
 
+#: Activations without scales, as NumPy holds them.
+ACTIVATION_DTYPES: dict[str, Any] = {
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "f32": np.float32,
+}
+
 LOCAL = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,7 +15,14 @@ from hypothesis import strategies as st
 
 from block32.lowering.problem import ScaledMatmul
 from block32.runtime import reference
-from tests.lowering.cpu.support import HOST, Processor, every_processor, run, scales
+from tests.lowering.cpu.support import (
+    ACTIVATION_DTYPES,
+    HOST,
+    Processor,
+    every_processor,
+    run,
+    scales,
+)
 from tests.numbers import random_operands
 
 ROW = (1, 32)
@@ -124,9 +130,6 @@ def test_twenty_runs_are_bitwise_equal(m: int) -> None:
         assert np.array_equal(run(problem, HOST, *arrays).view(np.uint32), first.view(np.uint32))
 
 
-DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
-
-
 @every_processor
 def test_bf16_activations(processor: Processor) -> None:
     unquantised_activation(processor, "bf16")
@@ -142,7 +145,7 @@ def unquantised_activation(processor: Processor, lhs: str) -> None:
     problem = ScaledMatmul(None, 70, 136, lhs=lhs, lhs_scaled=False, result="f32")
     for m in (1, 5, 20):
         w8 = random_operands(dataclasses.replace(problem, lhs="f8E4M3FN", lhs_scaled=True), m)
-        x = np.random.default_rng(m).standard_normal((m, problem.k)).astype(DTYPES[lhs])
+        x = np.random.default_rng(m).standard_normal((m, problem.k)).astype(ACTIVATION_DTYPES[lhs])
         got = run(problem, processor, x, w8.arrays()[1], w8.arrays()[3])
         weights = reference.dequantize(w8.rhs, w8.rhs_scale, problem.rhs_block)
         expected = x.astype(np.float64) @ weights.T
