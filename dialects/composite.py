@@ -18,13 +18,13 @@ from block32.dialects import builtin
 from block32.dialects import problem as problem_attribute
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import BadAttributeError, error_at
+from block32.dialects.problem import QUANTIZED_FROM
 from block32.lowering.host import operand_types, result_type
 from block32.lowering.problem import ScaledMatmul
 
 ATTRIBUTE = "block32.composite"
 
-#: What activations may be quantised from and to.
-QUANTIZED_FROM = ("f32", "bf16", "f16")
+#: What activations may be quantised to.
 QUANTIZED_TO = ("f8E4M3FN", "f8E5M2")
 SCALE_TYPE = "f8E8M0FNU"
 
@@ -86,8 +86,24 @@ class Quantize:
 class Matmul:
     """A block-scaled matmul that ``linalg.scaled_contract`` cannot say.
 
-    ``(operands of problem.operand_names) -> y [M, N]``, with the types of ``host.operand_types``.
-    The kind is ``matmul_w8a16`` where the activation has no scales, else ``scaled_matmul``.
+    ``(arguments of problem.argument_names) -> y [M, N]``, with the types of
+    ``host.operand_types``. The kinds, and what each says beyond the upstream op:
+
+    - ``matmul_w8a16``: the activation has no scales.
+    - ``matmul_dynamic``: the activation is quantised first; the same bits as ``quantize`` and the
+      matmul of its results.
+    - ``scaled_matmul``: the activation has scales, and there is an epilogue.
+    - ``grouped_matmul``: ``(lhs [M, K], rhs [experts, N, K], scales..., offsets [groups + 1],
+      expert_ids [groups], init [M, N])``. Row m of y is
+
+      - of group g, ``offsets[g] <= m < offsets[g + 1]``, with an expert: the product with the
+        weight ``rhs[expert_ids[g]]``;
+      - of a group whose id is no expert (-1, or any that is not below ``experts``): zeros, and no
+        weight is read;
+      - of no group: row m of ``init``.
+
+      Offsets rise, in 0..M; with others the rows of y are undefined, and nothing outside y is
+      written. Groups may be empty, experts repeat and come in any order.
     """
 
     problem: ScaledMatmul
@@ -95,6 +111,10 @@ class Matmul:
     @property
     def kind(self) -> str:
         """The kind that the attribute names."""
+        if self.problem.grouping:
+            return "grouped_matmul"
+        if self.problem.lhs_quantize:
+            return "matmul_dynamic"
         return "scaled_matmul" if self.problem.lhs_scaled else "matmul_w8a16"
 
     def build(self) -> ir.Attribute:
@@ -130,6 +150,8 @@ Composite = Quantize | Matmul
 
 _KINDS: dict[str, type[Quantize] | type[Matmul]] = {
     "quantize": Quantize,
+    "grouped_matmul": Matmul,
+    "matmul_dynamic": Matmul,
     "matmul_w8a16": Matmul,
     "scaled_matmul": Matmul,
 }

@@ -131,6 +131,8 @@ class KernelTier:
             parts.append(f"K_PACK {self.k_pack}")
         if self.splits > 1:
             parts.append(f"split-K {self.splits} {self.reduce}")
+        if self.quantize != "none":
+            parts.append(f"quantize {self.quantize}")
         return " ".join(parts)
 
 

@@ -16,13 +16,15 @@ from collections.abc import Callable
 from iree.compiler import ir
 
 from block32.dialects import composite as composite_attribute
+from block32.dialects import problem as problem_attribute
 from block32.dialects.composite import Composite, Matmul, Quantize
 from block32.dialects.diagnostics import BadAttributeError
 from block32.lowering.common.functions import build_return, call, private_function
+from block32.lowering.common.tensors import bitcast
 from block32.lowering.host import operand_types, result_type
 from block32.lowering.portable.expand import expand
 from block32.lowering.portable.quantize import quantize
-from block32.lowering.problem import BLOCK_K, SHORT_NAMES, ScaledMatmul, ceil_div
+from block32.lowering.problem import BLOCK_K, SHORT_NAMES, Grouping, ScaledMatmul, ceil_div
 
 
 def build_quantize_function(
@@ -66,8 +68,12 @@ def build_matmul_function(symbol: str, problem: ScaledMatmul) -> ir.Operation:
 
     Args:
         symbol: The function's name; nothing depends on it.
-        problem: The matmul: with an epilogue, or with an activation that has no scales.
+        problem: The matmul, one that ``dialects.composite.Matmul`` is for.
+
+    Raises:
+        BadAttributeError: Fields of the problem that do not go together.
     """
+    problem_attribute.check(problem)
     types = operand_types(problem)
     function, block = private_function(symbol, list(types.values()), [result_type(problem)])
     _mark(function, Matmul(problem))
@@ -102,16 +108,51 @@ class Composites:
         """Call the composite of ``problem`` at the insertion point: y ``[M, N]``.
 
         Args:
-            problem: A matmul with an epilogue, or without scales of x.
+            problem: A matmul that ``dialects.composite.Matmul`` is for.
             operands: By ABI name, with the types of ``host.operand_types``.
+
+        Raises:
+            BadAttributeError: Fields of the problem that do not go together.
         """
         composite = Matmul(problem)
         return self._call(
             f"block32_{composite.kind}_{problem.describe()}",
-            [operands[name] for name in problem.operand_names],
+            [operands[name] for name in problem.argument_names],
             composite,
             lambda symbol: build_matmul_function(symbol, problem),
         ).result
+
+    def grouped_matmul(
+        self,
+        operands: dict[str, ir.Value],
+        rhs_block: tuple[int, int] = (32, 32),
+        lhs_quantize: str = "",
+    ) -> ir.Value:
+        """Call a grouped matmul (mixture of experts) at the insertion point: y ``[M, N]``.
+
+        Args:
+            operands: By name: ``lhs`` [M, K]; ``lhs_scale`` [M, ceil(K/32)] for an fp8 lhs;
+                ``rhs`` [experts, N, K] of a small float type, not packed; ``rhs_scale``
+                [experts, ceil(N/rhs_block[0]), ceil(K/32)]; ``offsets`` [groups + 1] and
+                ``expert_ids`` [groups] of i32; ``init`` [M, N], which gives the result's type
+                and its rows of no group. Scales are of f8E8M0FNU. Only M may be dynamic.
+            rhs_block: Rows and K of w that share a scale, (1, 32) or (32, 32).
+            lhs_quantize: The rule by which an lhs of f32, bf16 or f16 is quantised first.
+
+        Raises:
+            BadAttributeError: An operand is missing or of another type.
+        """
+        problem = _grouped_problem(operands, rhs_block, lhs_quantize)
+        problem_attribute.check(problem)
+        types = operand_types(problem)
+        stored = dict(operands)
+        if problem.rhs == "f4E2M1FN":
+            stored["rhs"] = bitcast(operands["rhs"], types["rhs"])
+        for name, wanted in types.items():
+            if name not in stored or stored[name].type != wanted:
+                got = stored[name].type if name in stored else "none"
+                raise BadAttributeError(f"expected {name} of type {wanted} but got {got}")
+        return self.matmul(problem, stored)
 
     def _call(
         self,
@@ -139,6 +180,37 @@ class Composites:
             return False
         is_same = found.attributes[composite_attribute.ATTRIBUTE] == composite.build()
         return is_same and list(_signature(found).inputs) == inputs
+
+
+def _grouped_problem(
+    operands: dict[str, ir.Value], rhs_block: tuple[int, int], lhs_quantize: str
+) -> ScaledMatmul:
+    """What the shapes and types of a grouped matmul's operands say."""
+    types: dict[str, ir.RankedTensorType] = {}
+    for name, rank in (("lhs", 2), ("rhs", 3), ("expert_ids", 1), ("init", 2)):
+        if name not in operands:
+            raise BadAttributeError(f"a grouped matmul needs the operand '{name}'")
+        found = operands[name].type
+        if not isinstance(found, ir.RankedTensorType) or ir.RankedTensorType(found).rank != rank:
+            raise BadAttributeError(f"expected {name} to be a tensor of rank {rank}, got {found}")
+        types[name] = ir.RankedTensorType(found)
+    for name in ("rhs", "expert_ids"):
+        if not types[name].has_static_shape:
+            raise BadAttributeError(f"expected a static shape of {name} but got {types[name]}")
+    lhs, rhs = types["lhs"], types["rhs"]
+    experts, n, k = rhs.shape
+    return ScaledMatmul(
+        m=None if lhs.is_dynamic_dim(0) else lhs.shape[0],
+        n=n,
+        k=k,
+        lhs=str(lhs.element_type),
+        rhs=str(rhs.element_type),
+        rhs_block=rhs_block,
+        result=str(types["init"].element_type),
+        lhs_scaled="lhs_scale" in operands,
+        lhs_quantize=lhs_quantize,
+        grouping=Grouping(experts, types["expert_ids"].shape[0]),
+    )
 
 
 def _signature(function: ir.Operation) -> ir.FunctionType:

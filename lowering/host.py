@@ -28,19 +28,25 @@ from block32.lowering.target import RESULT, Launch
 
 
 def operand_types(problem: ScaledMatmul) -> dict[str, ir.Type]:
-    """The tensor type of each operand as the host function takes it, by ABI name.
+    """The tensor type of each argument of the host function, by ABI name.
 
     MXFP4 weights are packed bytes, since IREE passes no 4-bit floats between functions.
     """
     dynamic = ir.ShapedType.get_dynamic_size()
     m = dynamic if problem.m is None else problem.m
     scale = ir.Type.parse("f8E8M0FNU")
+    experts = [problem.grouping.experts] if problem.grouping else []
     types = {
         "lhs": _storage_type([m, problem.k], problem.lhs),
-        "rhs": _storage_type([problem.n, problem.k], problem.rhs),
+        "rhs": _storage_type([*experts, problem.n, problem.k], problem.rhs),
         "lhs_scale": ir.RankedTensorType.get([m, problem.k_blocks], scale),
-        "rhs_scale": ir.RankedTensorType.get(list(problem.rhs_scale_shape), scale),
+        "rhs_scale": ir.RankedTensorType.get([*experts, *problem.rhs_scale_shape], scale),
+        "init": result_type(problem),
     }
+    if problem.grouping:
+        i32 = ir.IntegerType.get_signless(32)
+        types["offsets"] = ir.RankedTensorType.get([problem.grouping.groups + 1], i32)
+        types["expert_ids"] = ir.RankedTensorType.get([problem.grouping.groups], i32)
     epilogue = problem.epilogue
     f32 = ir.F32Type.get()
     types["row_scale"] = ir.RankedTensorType.get([m], f32)
@@ -51,7 +57,7 @@ def operand_types(problem: ScaledMatmul) -> dict[str, ir.Type]:
         types["residual"] = ir.RankedTensorType.get(
             [m, problem.n], ir.Type.parse(epilogue.residual)
         )
-    return {name: types[name] for name in problem.operand_names}
+    return {name: types[name] for name in problem.argument_names}
 
 
 def result_type(problem: ScaledMatmul) -> ir.Type:
@@ -93,14 +99,19 @@ def _guarded_dispatches(
     spec: KernelSpec, executable: str, operands: dict[str, ir.Value], m: Index
 ) -> ir.Value:
     """The dispatches, behind a branch for M = 0 where the device needs one."""
+    if spec.problem.grouping and not spec.problem.grouping.groups:
+        return operands["init"]
     dispatches = _Dispatches(spec, executable, m)
     if not spec.target.guards_empty or isinstance(m, int):
         return dispatches.build(operands)
     is_empty = arith.cmpi(arith.CmpIPredicate.eq, m.value, constant(0))
     branch = scf.IfOp(is_empty, [result_type(spec.problem)], has_else=True)
     with ir.InsertionPoint(branch.then_block):
-        element = ir.Type.parse(spec.problem.result)
-        scf.yield_([tensor.empty([m.value, spec.problem.n], element)])
+        if spec.problem.grouping:
+            scf.yield_([operands["init"]])
+        else:
+            element = ir.Type.parse(spec.problem.result)
+            scf.yield_([tensor.empty([m.value, spec.problem.n], element)])
     with ir.InsertionPoint(branch.else_block):
         scf.yield_([dispatches.build(operands)])
     return branch.results[0]
@@ -117,6 +128,11 @@ class _Dispatches:
     def build(self, operands: dict[str, ir.Value]) -> ir.Value:
         plan = self.spec.plan()
         values = dict(operands)
+        if self.spec.problem.grouping:
+            assert all(RESULT not in launch.writes for launch in plan.launches), (
+                "a launch of a grouped matmul updates the result"
+            )
+            values[RESULT] = values.pop("init")
         for name, buffer in plan.buffers.items():
             if buffer.zeroed:
                 values[name] = self._zeros(name)
@@ -182,7 +198,7 @@ def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Modu
     """A module with one public function that computes ``spec``: for tools, tests and benchmarks.
 
     Needs an open context and location. The function takes the operands of
-    ``spec.problem.operand_names`` and returns y.
+    ``spec.problem.argument_names`` and returns y.
     """
     module = ir.Module.create()
     with ir.InsertionPoint(module.body):

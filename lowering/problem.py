@@ -80,6 +80,22 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """How the rows of a grouped matmul (mixture of experts) are divided: both numbers are static.
+
+    Group g holds the rows ``offsets[g]`` up to ``offsets[g + 1]`` and is multiplied by the weight
+    of ``expert_ids[g]``. Groups may be empty, and experts may come in any order, again, or never.
+
+    Attributes:
+        experts: Weights, the first dimension of w and of its scales.
+        groups: Groups of rows, one fewer than there are offsets; there may be none.
+    """
+
+    experts: int
+    groups: int
+
+
+@dataclass(frozen=True)
 class ScaledMatmul:
     """``y[M, N] = x[M, K] @ w[N, K]^T`` where 32 elements of K share a power-of-two scale.
 
@@ -93,6 +109,10 @@ class ScaledMatmul:
         result: Element type of y: ``f32``, ``bf16`` or ``f16``; accumulation is f32 always.
         lhs_scaled: x has a scale byte a row and 32 K; False for a bf16/f16/f32 x (W8A16).
         epilogue: What is done to the accumulator before the store.
+        lhs_quantize: The scale rule by which a bf16/f16/f32 x is quantised to f8E4M3FN, a scale a
+            row and 32 K, before it is multiplied; empty where it is not. The result is that of
+            the ``quantize`` composite followed by the matmul of ``quantized()``, bit for bit.
+        grouping: Each group of rows has its own w, out of ``[experts, N, K]``; None for one w.
     """
 
     m: int | None
@@ -104,6 +124,8 @@ class ScaledMatmul:
     result: str = "f32"
     lhs_scaled: bool = True
     epilogue: Epilogue = dataclasses.field(default_factory=Epilogue)
+    lhs_quantize: str = ""
+    grouping: Grouping | None = None
 
     @property
     def k_blocks(self) -> int:
@@ -129,11 +151,29 @@ class ScaledMatmul:
     def operand_names(self) -> tuple[str, ...]:
         """The kernel ABI: what a launch may read, in the order of the bindings."""
         scales = ("lhs_scale", "rhs_scale") if self.lhs_scaled else ("rhs_scale",)
-        return ("lhs", "rhs", *scales, *self.epilogue.operand_names())
+        groups = ("offsets", "expert_ids") if self.grouping else ()
+        return ("lhs", "rhs", *scales, *groups, *self.epilogue.operand_names())
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """What a host function or a composite takes: the operands, and ``init`` where grouped.
+
+        ``init`` is y before the call. Its rows that belong to no group are those of the result;
+        a launch finds it in the result's own buffer, which it updates.
+        """
+        return (*self.operand_names, "init") if self.grouping else self.operand_names
+
+    def quantized(self) -> ScaledMatmul:
+        """The matmul after an x that ``lhs_quantize`` names a rule for has been quantised."""
+        return dataclasses.replace(self, lhs="f8E4M3FN", lhs_scaled=True, lhs_quantize="")
 
     def describe(self) -> str:
         """A short name such as ``Mx4096x1024_e4m3_e4m3_32x32_f32``, unique without epilogue."""
         m = "M" if self.m is None else str(self.m)
         block = f"{self.rhs_block[0]}x{self.rhs_block[1]}"
-        types = f"{SHORT_NAMES[self.lhs]}_{SHORT_NAMES[self.rhs]}"
-        return f"{m}x{self.n}x{self.k}_{types}_{block}_{SHORT_NAMES[self.result]}"
+        lhs = "_".join(filter(None, [SHORT_NAMES[self.lhs], self.lhs_quantize]))
+        name = f"{m}x{self.n}x{self.k}_{lhs}_{SHORT_NAMES[self.rhs]}_{block}"
+        name += f"_{SHORT_NAMES[self.result]}"
+        if self.grouping:
+            name += f"_{self.grouping.experts}experts_{self.grouping.groups}groups"
+        return name

@@ -102,30 +102,53 @@ class Target(ABC):
         name: What ``--target=`` takes.
         guards_empty: M = 0 is kept away from the device by a branch on the host.
         finishes_binaries: IREE's own binaries are replaced at phase hal (``finish_binaries``).
+        quantizes: It has kernels for an x that is quantised on the way (``lhs_quantize``).
+        groups: It has kernels for grouped matmuls (``grouping``).
     """
 
     name: str
     guards_empty: bool = False
     finishes_binaries: bool = False
+    quantizes: bool = False
+    groups: bool = False
 
     @abstractmethod
     def compile_flags(self) -> tuple[str, ...]:
         """The iree-compile flags that choose this target's device."""
 
-    @abstractmethod
     def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """Choose the tiers for ``problem`` on a machine with these ``facts``."""
+        reason = self._no_kernels(problem)
+        return Selection(None, reason) if reason else self.choose_tiers(problem, facts)
 
-    @abstractmethod
     def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Why ``tier`` cannot compute ``problem`` here, or None: for a user's explicit choice."""
+        reason = self._no_kernels(problem) or _quantize_mismatch(problem, tier)
+        return reason or self.check_tier(problem, tier, facts)
+
+    def _no_kernels(self, problem: ScaledMatmul) -> str | None:
+        """Why the target has no kernels at all for problems of this kind, or None."""
+        if problem.lhs_quantize and not self.quantizes:
+            return f"no kernel of {self.name} quantises an activation"
+        if problem.grouping and not self.groups:
+            return f"no kernel of {self.name} multiplies groups of rows"
+        return None
+
+    @abstractmethod
+    def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+        """``select`` for a problem of a kind that the target has kernels for."""
+
+    @abstractmethod
+    def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+        """``verify`` for a problem of a kind that the target has kernels for."""
 
     @abstractmethod
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
         """The launches that serve all ``tiers`` and the buffers between them.
 
         All tiers share the launches and the bindings. A launch that a tier does not need is
-        recorded all the same, with a workgroup count of 0.
+        recorded all the same, with a workgroup count of 0. The launches of a grouped matmul have
+        ``result`` among their updates: it comes with the rows of no group in it.
         """
 
     @abstractmethod
@@ -156,3 +179,15 @@ class Target(ABC):
     def finish_binaries(self, module: ir.Module) -> None:
         """Replace the data of executables in a module at phase hal."""
         del module
+
+
+def _quantize_mismatch(problem: ScaledMatmul, tier: KernelTier) -> str | None:
+    """Why a tier's ``quantize`` does not fit the problem, or None."""
+    if problem.lhs_quantize and tier.quantize == "none":
+        return "expected quantize 'fused' or 'separate' for an activation that is to be quantised"
+    if not problem.lhs_quantize and tier.quantize != "none":
+        return (
+            f"expected quantize 'none' but got '{tier.quantize}': no activation is quantised "
+            "for this matmul alone"
+        )
+    return None

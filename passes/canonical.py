@@ -25,6 +25,7 @@ from block32.lowering.problem import BLOCK_K, RESULT_TYPES, VALUE_TYPES, ScaledM
 from block32.passes.walk import operations_named
 
 OP_NAME = "linalg.scaled_contract"
+CALL_NAME = "util.call"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class CanonicalMatmul:
         """
         if self.op.name == OP_NAME:
             return _stored(self.problem, operands_of(self.op))
-        return dict(zip(self.problem.operand_names, self.op.operands, strict=True))
+        return dict(zip(self.problem.argument_names, self.op.operands, strict=True))
 
 
 def matmuls_of(module: ir.Module) -> list[CanonicalMatmul]:
@@ -116,7 +117,7 @@ def matmuls_of(module: ir.Module) -> list[CanonicalMatmul]:
     """
     composites = composites_of(module)
     found: list[CanonicalMatmul] = []
-    for op in operations_named(module, OP_NAME, "util.call"):
+    for op in operations_named(module, OP_NAME, CALL_NAME):
         if op.name == OP_NAME:
             if is_canonical(op):
                 found.append(CanonicalMatmul(op, problem_of(op)))

@@ -46,7 +46,11 @@ The epilogues are a closed list, in this order: a scale for each row, a scale fo
 bias for each column, a residual, one activation (relu, gelu, gelu_tanh, silu, tanh), a cast to
 bf16 or f16. They are applied to the f32 sums, which are rounded once. A consumer is left as it is
 where the target has no kernel for it, where the matmul's result has other users, or where it is
-anything else.
+anything else. A grouped matmul takes none: they also read its rows of no group.
+
+Then matmuls of one block that quantise the same activation share its codes. A ``quantize`` that is
+left with one matmul as its only reader becomes a part of that matmul (``matmul_dynamic``) where the
+target has a kernel which quantises what it multiplies.
 """
 
 from __future__ import annotations
@@ -63,12 +67,13 @@ from block32.passes import canonical
 from block32.passes.base import Pass, Report
 from block32.passes.fusing.chain import Chain
 from block32.passes.fusing.quantisations import share_quantisations
+from block32.passes.fusing.quantised_matmul import fuse_quantisation
 from block32.passes.select_kernel import enabled_features
 
 
 @dataclass
 class FusePass(Pass):
-    """Note consumers as epilogues, and share quantisations.
+    """Note consumers as epilogues, share quantisations, and give lone ones to their matmuls.
 
     Attributes:
         target: The target's name.
@@ -96,6 +101,9 @@ class FusePass(Pass):
         for matmul in canonical.matmuls_of(module):
             _fuse(matmul, composites, target, facts)
         share_quantisations(module)
+        known = canonical.composites_of(module)
+        for matmul in canonical.matmuls_of(module):
+            fuse_quantisation(matmul, known, composites, target, facts)
 
 
 def _fuse(

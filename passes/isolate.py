@@ -40,6 +40,9 @@ The function holds the matmul as ``block32-raise`` leaves it. The matcher holds 
 the program, with the zero that it accumulates into where it is one. Matmuls that differ only in
 their operands' values share both; ``block32.matches`` counts them. Everything else of the program
 goes, but for declarations of the scales that are loaded.
+
+A call of a composite that is a matmul is matched as a call. Its callee stays, under another name,
+for the function to call; a declaration has the callee's name in the matcher.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ from typing import ClassVar, Final
 
 from iree.compiler import ir
 
+from block32.dialects.composite import is_composite
 from block32.dialects.diagnostics import error_at
+from block32.lowering.common.functions import declare_function
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
 from block32.passes.raise_ import candidates, leave_alone, match, raise_op
@@ -58,6 +63,7 @@ from block32.passes.raising.contraction import NotServedError
 
 CALL_PREFIX: Final = "block32_call_"
 MATCH_PREFIX: Final = "block32_match_"
+MEANING_PREFIX: Final = "block32_meaning_"
 #: On a matcher: how many ops of the program it stands for.
 COUNT_ATTRIBUTE: Final = "block32.matches"
 
@@ -81,11 +87,13 @@ class IsolatePass(Pass):
         _check_symbols(program)
         symbols = ir.SymbolTable(module.operation)
         loaded: set[str] = set()
+        called: set[str] = set()
         served = 0
         with ir.InsertionPoint(module.body):
             for group in _distinct(module, symbols, report):
                 try:
                     function = _build_function(group.source, f"{CALL_PREFIX}{served}", symbols)
+                    called.update(_callees(group.source.op))
                 except NotServedError as reason:
                     leave_alone(group.source.op, reason, report)
                     continue
@@ -95,6 +103,8 @@ class IsolatePass(Pass):
         for op in program:
             if op.name == "util.global" and symbol_of(op) in loaded:
                 _declare(op)
+            elif symbol_of(op) in called:
+                _rename_meaning(op, module)
             else:
                 op.erase()
         module.operation.attributes["transform.with_named_sequence"] = ir.UnitAttr.get()
@@ -115,6 +125,8 @@ class SourceOp:
     @classmethod
     def of(cls, op: ir.Operation) -> SourceOp:
         """``op`` with the ops that make its init a zero."""
+        if op.name == canonical.CALL_NAME:
+            return cls(op, ())
         init = op.operands[len(op.operands) - 1]
         if not canonical.is_zero_fill(init):
             return cls(op, ())
@@ -166,6 +178,10 @@ class _Group:
 def _distinct(module: ir.Module, symbols: ir.SymbolTable, report: Report) -> list[_Group]:
     """The program's block-scaled matmuls by key, in program order."""
     groups: dict[Hashable, _Group] = {}
+    for matmul in canonical.matmuls_of(module):
+        if matmul.op.name == canonical.CALL_NAME:
+            source = SourceOp.of(matmul.op)
+            groups.setdefault(source.key(), _Group(source)).count += 1
     for op in candidates(module):
         try:
             contraction = match(op, symbols)
@@ -214,7 +230,7 @@ def symbol_of(op: ir.Operation) -> str:
 def _check_symbols(program: list[ir.Operation]) -> None:
     """A symbol of ours in the program would be taken for the spec's when the spec is applied."""
     for op in program:
-        if symbol_of(op).startswith("block32_"):
+        if symbol_of(op).startswith("block32_") and not is_composite(op):
             raise error_at(
                 op, f"defines @{symbol_of(op)}; expected no symbol that begins with 'block32_'"
             )
@@ -245,6 +261,8 @@ def _build_function(source: SourceOp, symbol: str, symbols: ir.SymbolTable) -> i
         with ir.InsertionPoint(block):
             op = source.rebuild(list(block.arguments))
             ir.Operation.create("util.return", operands=list(op.results))
+    if op.name == canonical.CALL_NAME:
+        return function
     try:
         raise_op(op, symbols)
     except NotServedError:
@@ -259,6 +277,28 @@ def _loaded_globals(function: ir.Operation) -> set[str]:
         for op in function.regions[0].blocks[0]
         if op.operation.name == "util.global.load"
     }
+
+
+def _callees(op: ir.Operation) -> list[str]:
+    """The function that ``op`` calls, if it is a call."""
+    if op.name != canonical.CALL_NAME:
+        return []
+    return [ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
+
+
+def _rename_meaning(composite: ir.Operation, module: ir.Module) -> None:
+    """Give a composite a name of ours, and declare the function that the program calls."""
+    symbol = symbol_of(composite)
+    signature = ir.FunctionType(ir.TypeAttr(composite.attributes["function_type"]).value)
+    renamed = f"{MEANING_PREFIX}{symbol}"
+    composite.attributes["sym_name"] = ir.StringAttr.get(renamed)
+    for function in module.body:
+        if symbol_of(function.operation).startswith(CALL_PREFIX):
+            for op in function.operation.regions[0].blocks[0]:
+                if symbol in _callees(op.operation):
+                    op.operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(renamed)
+    with ir.InsertionPoint(composite), composite.location:
+        declare_function(symbol, signature.inputs, signature.results)
 
 
 def _declare(definition: ir.Operation) -> None:

@@ -116,7 +116,7 @@ def _call(matmul: canonical.CanonicalMatmul, function: str) -> None:
     op, problem = matmul.op, matmul.problem
     with ir.InsertionPoint(op), op.location:
         operands = matmul.host_operands()
-        arguments = [operands[name] for name in problem.operand_names]
+        arguments = [operands[name] for name in problem.argument_names]
         y = build_call(function, arguments, result_type(problem))
     op.results[0].replace_all_uses_with(y)
     op.erase()

@@ -65,6 +65,7 @@ class SelectKernelPass(Pass):
     cpu_features: str = ""
     architecture: str = ""
     _chosen: dict[ScaledMatmul, Selection] = field(default_factory=dict, repr=False, init=False)
+    _quantized: set[ScaledMatmul] = field(default_factory=set, repr=False, init=False)
 
     def run(self, module: ir.Module, report: Report) -> None:
         """See the module's docstring.
@@ -87,10 +88,10 @@ class SelectKernelPass(Pass):
     ) -> None:
         op, problem = matmul.op, matmul.problem
         if ATTRIBUTE in op.attributes:
-            forced = _parse(op)
+            forced = kernel_of(op)
             if forced.target == target.name:
                 _verify(op, problem, forced, target, facts)
-                report.remark(op, _remark(problem, forced, "asked for by block32.kernel"))
+                self._note(op, problem, forced, "asked for by block32.kernel", report)
                 return
             report.remark(op, f"block32.kernel for {forced.target} ignored on {target.name}")
         if problem not in self._chosen:
@@ -98,7 +99,21 @@ class SelectKernelPass(Pass):
         selection = self._chosen[problem]
         config = selection.config or PORTABLE
         op.attributes[ATTRIBUTE] = config.build()
-        report.remark(op, _remark(problem, config, selection.reason))
+        self._note(op, problem, config, selection.reason, report)
+
+    def _note(
+        self,
+        op: ir.Operation,
+        problem: ScaledMatmul,
+        config: KernelConfig,
+        reason: str,
+        report: Report,
+    ) -> None:
+        """Say which kernel was chosen, and once for each problem where x is quantised."""
+        report.remark(op, _remark(problem, config, reason))
+        if problem.lhs_quantize and config != PORTABLE and problem not in self._quantized:
+            self._quantized.add(problem)
+            report.remark(op, _quantize_remark(problem, config))
 
 
 def enabled_features(cpu_features: str) -> frozenset[str]:
@@ -113,7 +128,12 @@ def enabled_features(cpu_features: str) -> frozenset[str]:
     return frozenset(enabled)
 
 
-def _parse(op: ir.Operation) -> KernelConfig:
+def kernel_of(op: ir.Operation) -> KernelConfig:
+    """Read an op's ``block32.kernel``.
+
+    Raises:
+        DiagnosticError: It is malformed.
+    """
     try:
         return KernelConfig.parse(op.attributes[ATTRIBUTE])
     except BadAttributeError as error:
@@ -140,3 +160,15 @@ def _remark(problem: ScaledMatmul, config: KernelConfig, reason: str) -> str:
     steps = problem.epilogue.describe()
     fused = f" with {steps}" if steps else ""
     return f"{problem.describe()}{fused}: {config.target} {tiers} ({reason})"
+
+
+def _quantize_remark(problem: ScaledMatmul, config: KernelConfig) -> str:
+    """Where x is quantised: said once for a problem, and not at each of its matmuls."""
+    fused = [tier for tier in config.tiers if tier.quantize == "fused"]
+    where = "by the kernel that multiplies it"
+    if not fused:
+        where = "by a launch of its own"
+    elif len(fused) < len(config.tiers):
+        limits = ", ".join(f"M <= {tier.max_m}" if tier.max_m else "larger M" for tier in fused)
+        where += f" for {limits}, else by a launch of its own"
+    return f"{problem.describe()}: x is quantised ({problem.lhs_quantize}) {where}"

@@ -259,6 +259,51 @@ def scaled_matmul(
         return left @ right.T
 
 
+def grouped_matmul(
+    x: AnyArray,
+    x_scale: AnyArray | None,
+    w: AnyArray,
+    w_scale: AnyArray,
+    offsets: AnyArray,
+    expert_ids: AnyArray,
+    init: AnyArray,
+    *,
+    rhs_block: tuple[int, int] = (BLOCK, BLOCK),
+    lhs_element: Element = "e4m3",
+    rhs_element: Element = "e4m3",
+) -> Reals:
+    """A matmul with a weight for each group of rows (mixture of experts) in float64, `[M, N]`.
+
+    Args:
+        x: `[M, K]`, as `scaled_matmul` takes it.
+        x_scale: `[M, ceil(K/32)]` E8M0 bytes, or None for an unscaled x.
+        w: `[experts, N, K]` codes (packed e2m1: `[experts, N, K/2]`).
+        w_scale: `[experts, ...]`, for each expert what `scaled_matmul` takes.
+        offsets: `[groups + 1]` rising row numbers; group g is rows offsets[g] to offsets[g + 1].
+        expert_ids: `[groups]`; an id that is no expert, such as -1, makes zeros.
+        init: `[M, N]`: the rows that belong to no group.
+        rhs_block: rows (N) and columns (K) that share a weight scale.
+        lhs_element: the element type of raw bytes in x.
+        rhs_element: the element type of raw bytes in w.
+    """
+    y = np.array(init, np.float64)
+    for group, expert in enumerate(np.asarray(expert_ids).tolist()):
+        rows = slice(int(offsets[group]), int(offsets[group + 1]))
+        if not 0 <= expert < len(w):
+            y[rows] = 0.0
+            continue
+        y[rows] = scaled_matmul(
+            x[rows],
+            None if x_scale is None else x_scale[rows],
+            w[expert],
+            w_scale[expert],
+            rhs_block=rhs_block,
+            lhs_element=lhs_element,
+            rhs_element=rhs_element,
+        )
+    return y
+
+
 def scale_exponent(amax: Reals, rule: Rule, form: Format) -> npt.NDArray[np.int64]:
     """The exponent of a block's scale for the largest magnitude in it (positive and finite).
 

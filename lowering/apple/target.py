@@ -41,7 +41,7 @@ class AppleM5Target(Target):
         """
         return ("--iree-hal-target-device=metal", "--iree-metal-compile-to-metallib=false")
 
-    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+    def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """A GEMV for one row where w is not wide, 64x64 tiles otherwise."""
         del facts
         try:
@@ -52,7 +52,7 @@ class AppleM5Target(Target):
         forms = " then ".join(tier.form for tier in tiers)
         return Selection(KernelConfig(self.name, tiers), f"{forms}, simdgroup matrices in AIR")
 
-    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+    def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Only the forms and tiles of `select` exist."""
         del facts
         try:

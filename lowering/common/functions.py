@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from iree.compiler import ir
 
 
-def private_function(
+def declare_function(
     symbol: str, inputs: Sequence[ir.Type], results: Sequence[ir.Type]
-) -> tuple[ir.Operation, ir.Block]:
-    """``util.func private @symbol`` at the insertion point, and its entry block without ops."""
-    function = ir.Operation.create(
+) -> ir.Operation:
+    """``util.func private @symbol`` at the insertion point, without a body."""
+    return ir.Operation.create(
         "util.func",
         attributes={
             "sym_name": ir.StringAttr.get(symbol),
@@ -23,6 +23,13 @@ def private_function(
         },
         regions=1,
     )
+
+
+def private_function(
+    symbol: str, inputs: Sequence[ir.Type], results: Sequence[ir.Type]
+) -> tuple[ir.Operation, ir.Block]:
+    """``util.func private @symbol`` at the insertion point, and its entry block without ops."""
+    function = declare_function(symbol, inputs, results)
     locations = [ir.Location.unknown()] * len(inputs)
     return function, function.regions[0].blocks.append(*inputs, arg_locs=locations)
 

@@ -44,11 +44,11 @@ class CpuTarget(Target):
             "--iree-llvmcpu-target-cpu=host",
         )
 
-    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+    def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """Every block-scaled matmul has a kernel here."""
         return select(problem, facts)
 
-    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+    def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Check a tier that the user wrote."""
         names = [isa.name for isa in INSTRUCTION_SETS]
         if tier.form not in ("stream", "tiled"):

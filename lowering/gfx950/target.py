@@ -48,11 +48,11 @@ class Gfx950Target(Target):
         """The iree-compile flags that choose this target's device."""
         return ("--iree-hal-target-device=hip", "--iree-rocm-target=gfx950")
 
-    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+    def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """Choose the tiers for ``problem``."""
         return select.select(problem, facts)
 
-    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+    def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Why ``tier`` cannot compute ``problem`` here, or None."""
         return select.verify(problem, tier, facts)
 

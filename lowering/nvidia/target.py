@@ -56,12 +56,12 @@ class NvidiaTarget(Target):
         """The flags that choose the cuda device and the chip."""
         return self.chip.compile_flags()
 
-    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+    def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """The tuned tiers of this shape, or the defaults."""
         del facts  # the chip says it all
         return select.select(problem, self.chip, self.name, self.exact)
 
-    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+    def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Why this tier cannot compute ``problem`` on this chip, or None."""
         del facts
         return select.verify(problem, tier, self.chip, self.exact)

@@ -19,6 +19,8 @@ from iree.compiler.dialects import arith, linalg, tensor
 from block32.lowering.common.epilogue import apply_epilogue
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import bitcast, blocked, generic, loop_index
+from block32.lowering.portable import grouped
+from block32.lowering.portable.quantize import quantize
 from block32.lowering.problem import ScaledMatmul
 
 _NAN_SCALE = 255
@@ -71,14 +73,24 @@ def expand(problem: ScaledMatmul, operands: dict[str, ir.Value]) -> ir.Value:
     Returns:
         y, ``[M, N]`` of the result type.
     """
-    lhs = operands["lhs"]
+    if problem.lhs_quantize:
+        codes, scales = quantize(operands["lhs"], problem.lhs_quantize, problem.quantized().lhs)
+        return expand(problem.quantized(), {**operands, "lhs": codes, "lhs_scale": scales})
+    if problem.grouping and not problem.grouping.groups:
+        return operands["init"]
+    lhs, rhs, rhs_scale = (operands[name] for name in ("lhs", "rhs", "rhs_scale"))
     inputs = {"lhs": blocked(_codes(lhs, problem.lhs, problem.k) if problem.lhs_scaled else lhs)}
     if problem.lhs_scaled:
         inputs["lhs_scale"] = _as_bytes(operands["lhs_scale"])
-    inputs["rhs"] = blocked(_codes(operands["rhs"], problem.rhs, problem.k))
-    inputs["rhs_scale"] = _row_scales(_as_bytes(operands["rhs_scale"]), problem)
-    ordinary, small = _contract(problem, inputs)
-    return _finish(problem, ordinary, small, operands)
+    if problem.grouping:
+        inputs["expert"] = grouped.row_experts(problem, operands)
+        weight = blocked(_codes(grouped.stacked(rhs), problem.rhs, problem.k))
+        weight_scale = _as_bytes(grouped.stacked(rhs_scale))
+    else:
+        weight = blocked(_codes(rhs, problem.rhs, problem.k))
+        weight_scale = _row_scales(_as_bytes(rhs_scale), problem)
+    ordinary, small = _contract(problem, inputs, weight, weight_scale)
+    return _finish(problem, ordinary, small, {**operands, **inputs})
 
 
 def _as_bytes(value: ir.Value) -> ir.Value:
@@ -123,17 +135,22 @@ def _row_scales(scale: ir.Value, problem: ScaledMatmul) -> ir.Value:
     return op.results[0]
 
 
-def _contract(problem: ScaledMatmul, inputs: dict[str, ir.Value]) -> tuple[ir.Value, ir.Value]:
+def _contract(
+    problem: ScaledMatmul, inputs: dict[str, ir.Value], weight: ir.Value, weight_scale: ir.Value
+) -> tuple[ir.Value, ir.Value]:
     """The sums over (K block, element of the block) of ordinary and of small terms, as f32.
 
     The terms of a block whose scales multiply to less than ``2^_SMALL_EXPONENT`` are summed
     apart, ``2^_SMALL_SHIFT`` times too large: each may be below the normal numbers where their
     sum is not.
     """
+    if not problem.grouping:
+        inputs = {**inputs, "rhs": weight, "rhs_scale": weight_scale}
     m, n, block, element = (ir.AffineExpr.get_dim(i) for i in range(4))
     indices = {
         "lhs": [m, block, element],
         "lhs_scale": [m, block],
+        "expert": [m],
         "rhs": [n, block, element],
         "rhs_scale": [n, block],
     }
@@ -151,6 +168,10 @@ def _contract(problem: ScaledMatmul, inputs: dict[str, ir.Value]) -> tuple[ir.Va
     with ir.InsertionPoint(body):
         *arguments, ordinary, small = body.arguments
         values = dict(zip(inputs, arguments, strict=True))
+        if problem.grouping:
+            values["rhs"], values["rhs_scale"] = grouped.gather_weight(
+                problem, values["expert"], weight, weight_scale
+            )
         x = decode(values["lhs"], problem.lhs) if problem.lhs_scaled else _as_f32(values["lhs"])
         product = arith.mulf(x, decode(values["rhs"], problem.rhs))
         scales = [values[name] for name in ("lhs_scale", "rhs_scale") if name in values]
@@ -234,7 +255,10 @@ def _f32_nan() -> ir.Value:
 def _finish(
     problem: ScaledMatmul, ordinary: ir.Value, small: ir.Value, operands: dict[str, ir.Value]
 ) -> ir.Value:
-    """The two sums as one, then the epilogue, rounded once to the result type."""
+    """The two sums as one, then the epilogue, rounded once to the result type.
+
+    A grouped matmul has no epilogue; rows without an expert or a group are put in instead.
+    """
     element = ir.Type.parse(problem.result)
     f32 = ir.F32Type.get()
     sum_type = ir.RankedTensorType(ordinary.type)
@@ -247,8 +271,10 @@ def _finish(
         "scale": [ir.AffineExpr.get_constant(0)],
         "bias": [n],
         "residual": [m, n],
+        "expert": [m],
+        "init": [m, n],
     }
-    names = problem.epilogue.operand_names()
+    names = ("expert", "init") if problem.grouping else problem.epilogue.operand_names()
     identity = ir.AffineMap.get_identity(2)
     maps = [identity, identity, *(ir.AffineMap.get(2, 0, indices[name]) for name in names)]
     inputs = [ordinary, small, *(operands[name] for name in names)]
@@ -259,7 +285,11 @@ def _finish(
         unshifted = arith.mulf(small_sum, arith.constant(f32, 2.0**-_SMALL_SHIFT))
         total: ir.Value = arith.addf(ordinary_sum, unshifted)
         values = dict(zip(names, extra, strict=True))
-        accessors = {name: partial(_as_f32, value) for name, value in values.items()}
-        total = apply_epilogue(total, problem.epilogue, accessors)
-        linalg.yield_([total if problem.result == "f32" else arith.truncf(element, total)])
+        if not problem.grouping:
+            accessors = {name: partial(_as_f32, value) for name, value in values.items()}
+            total = apply_epilogue(total, problem.epilogue, accessors)
+        rounded = total if problem.result == "f32" else arith.truncf(element, total)
+        if problem.grouping:
+            rounded = grouped.choose_row(values["expert"], rounded, values["init"])
+        linalg.yield_([rounded])
     return op.results[0]

@@ -15,17 +15,20 @@ class PortableTarget(Target):
     """Leaves every matmul to plain linalg, on whatever device IREE's own flags name."""
 
     name = "portable"
+    # It writes no kernels of any kind, and says so in `choose_tiers`.
+    quantizes = True
+    groups = True
 
     def compile_flags(self) -> tuple[str, ...]:
         """None: the user names a device, or IREE's default applies."""
         return ()
 
-    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+    def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """Choose nothing."""
         del problem, facts
         return Selection(None, "no kernels of block32 for this device")
 
-    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+    def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Only the form ``portable`` is possible."""
         del problem, facts
         return None if tier.form == "portable" else f"portable has no form '{tier.form}'"

@@ -57,9 +57,9 @@ class Chain:
 
     def extended(self) -> Chain | None:
         """The chain with one more consumer; None where the next one is none of ours."""
-        users = _users(self.value)
-        if self.is_cast:
+        if self.is_cast or self.problem.grouping:
             return None
+        users = _users(self.value)
         if len(users) == 2:
             return self._with_silu(users)
         if len(users) != 1:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import pytest
 
 from block32.dialects import composite
-from block32.dialects.composite import Quantize
+from block32.dialects.composite import Matmul, Quantize
 from block32.dialects.diagnostics import DiagnosticError
+from block32.lowering.problem import Grouping
 from block32.tools.compiler import parse_module
 
 
@@ -52,3 +53,78 @@ def test_scales_of_another_shape() -> None:
     with pytest.raises(DiagnosticError) as error:
         parse_first('{kind = "quantize"}', "(tensor<?x64xf8E4M3FN>, tensor<?x64xf8E8M0FNU>)")
     assert "expected scales of type tensor<?x2xf8E8M0FNU>" in error.value.message
+
+
+GROUPED = (
+    "(%x: tensor<?x64xbf16>, %w: tensor<4x48x64xf8E4M3FN>, %ws: tensor<4x2x2xf8E8M0FNU>, "
+    "%offsets: tensor<4xi32>, %ids: tensor<3xi32>, %init: tensor<?x48xf32>) -> tensor<?x48xf32>"
+)
+DYNAMIC = (
+    "(%x: tensor<?x64xbf16>, %w: tensor<48x64xf8E4M3FN>, %ws: tensor<2x2xf8E8M0FNU>) "
+    "-> tensor<?x48xf32>"
+)
+
+
+def parse_matmul(kind: str, signature: str, fields: str) -> composite.Composite | None:
+    """A matmul of a bf16 activation and a 48x64 weight with further ``fields`` of its problem."""
+    defaults = {"lhs": '"bf16"', "lhs_scaled": "false", "rhs": '"f8E4M3FN"'}
+    kept = "".join(f", {name} = {v}" for name, v in defaults.items() if f" {name} =" not in fields)
+    problem = f'k = 64 : i64, n = 48 : i64, rhs_block = [32, 32], result = "f32"{kept}{fields}'
+    text = f"""
+util.func private @any_name{signature}
+    attributes {{block32.composite = {{kind = "{kind}", problem = {{{problem}}}}}}}
+"""
+    module = parse_module(text.encode(), "model.mlir")
+    return composite.of_function(module.body.operations[0])
+
+
+def test_grouped_and_dynamic_matmuls() -> None:
+    groups = ", grouping = {experts = 4 : i64, groups = 3 : i64}"
+    grouped = parse_matmul("grouped_matmul", GROUPED, groups)
+    assert isinstance(grouped, Matmul)
+    assert grouped.problem.grouping == Grouping(4, 3)
+    dynamic = parse_matmul("matmul_dynamic", DYNAMIC, ', lhs_quantize = "floor"')
+    assert isinstance(dynamic, Matmul)
+    assert dynamic.problem.lhs_quantize == "floor"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("matmul_dynamic", ', lhs_quantize = "up"', "expected lhs_quantize to be one of rceil"),
+        ("matmul_w8a16", ', lhs_quantize = "rceil"', "expected kind matmul_dynamic for this"),
+        (
+            "matmul_dynamic",
+            ', lhs_quantize = "rceil", lhs_scaled = true',
+            "takes an activation of f32, bf16, f16 without scales but lhs is bf16 with scales",
+        ),
+        (
+            "matmul_dynamic",
+            ', lhs_quantize = "rceil", lhs = "f8E4M3FN"',
+            "takes an activation of f32, bf16, f16 without scales but lhs is f8E4M3FN",
+        ),
+        ("grouped_matmul", ", grouping = {experts = 4 : i64}", "malformed problem: "),
+        (
+            "grouped_matmul",
+            ", grouping = {experts = 0 : i64, groups = 3 : i64}",
+            "expected at least one expert and no negative number of groups but got 0 experts",
+        ),
+        (
+            "grouped_matmul",
+            ", grouping = {experts = 4 : i64, groups = 3 : i64}, epilogue = {scale = true}",
+            "a grouped matmul takes no epilogue",
+        ),
+        (
+            "grouped_matmul",
+            ", grouping = {experts = 4 : i64, groups = 2 : i64}",
+            "expected a function of type",
+        ),
+        ("matmul_w8a16", ', rhs = "f8E4M3"', "expected rhs to be one of"),
+    ],
+)
+def test_malformed_matmuls(kind: str, fields: str, message: str) -> None:
+    signature = GROUPED if kind == "grouped_matmul" else DYNAMIC
+    with pytest.raises(DiagnosticError) as error:
+        parse_matmul(kind, signature, fields)
+    assert message in error.value.message
+    assert ":2:1: error: 'util.func' op has a malformed" in error.value.render()

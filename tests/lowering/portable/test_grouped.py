@@ -1,0 +1,233 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Grouped matmuls in plain linalg against float64, and what the builder refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from iree.compiler import ir
+from iree.compiler.dialects import func
+
+import block32
+from block32.dialects.diagnostics import BadAttributeError
+from block32.lowering.composites import Composites
+from block32.lowering.host import operand_types
+from block32.lowering.problem import Grouping, ScaledMatmul
+from block32.runtime import reference
+from tests.numbers import random_codes, run_function
+
+LOCAL = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+)
+DTYPES = {
+    "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "f8E5M2": ml_dtypes.float8_e5m2,
+    "f4E2M1FN": np.uint8,
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "f32": np.float32,
+}
+SHORT = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "f4E2M1FN": "e2m1"}
+Arrays = dict[str, npt.NDArray]
+
+
+def program(problem: ScaledMatmul) -> str:
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.create()
+        composites = Composites(module)
+        types = operand_types(problem)
+        with ir.InsertionPoint(module.body):
+
+            @func.FuncOp.from_py_func(*types.values(), name="main")
+            def main(*arguments: ir.Value) -> ir.Value:
+                return composites.matmul(problem, dict(zip(types, arguments, strict=True)))
+
+        return str(module)
+
+
+@cache
+def compiled(problem: ScaledMatmul) -> bytes:
+    return block32.compile(program(problem), target="portable", flags=LOCAL)
+
+
+def operands(problem: ScaledMatmul, offsets: list[int], ids: list[int], m: int) -> Arrays:
+    """Random operands as raw bytes and values, by name in the order of the ABI."""
+    rng = np.random.default_rng(m)
+    assert problem.grouping is not None
+    experts, n = problem.grouping.experts, problem.n
+    found: Arrays = {}
+    if problem.lhs in SHORT:
+        found["lhs"] = random_codes(rng, (m, problem.lhs_row_bytes), problem.lhs)
+    else:
+        found["lhs"] = rng.standard_normal((m, problem.k)).astype(DTYPES[problem.lhs])
+    found["rhs"] = random_codes(rng, (experts, n, problem.rhs_row_bytes), problem.rhs)
+    if problem.lhs_scaled:
+        found["lhs_scale"] = rng.integers(118, 136, (m, problem.k_blocks), dtype=np.uint8)
+    shape = (experts, *problem.rhs_scale_shape)
+    found["rhs_scale"] = rng.integers(118, 136, shape, dtype=np.uint8)
+    found["offsets"] = np.array(offsets, np.int32)
+    found["expert_ids"] = np.array(ids, np.int32)
+    found["init"] = rng.standard_normal((m, n)).astype(DTYPES[problem.result])
+    return found
+
+
+def run(problem: ScaledMatmul, arrays: Arrays) -> npt.NDArray:
+    """The compiled function's result for raw bytes."""
+    types = {"lhs": DTYPES[problem.lhs], "rhs": DTYPES[problem.rhs]}
+    types |= dict.fromkeys(("lhs_scale", "rhs_scale"), ml_dtypes.float8_e8m0fnu)
+    viewed = [a.view(types.get(name, a.dtype)) for name, a in arrays.items()]
+    return run_function(compiled(problem), "main", *viewed)
+
+
+def expected(problem: ScaledMatmul, arrays: Arrays) -> npt.NDArray:
+    x, x_scale, lhs = arrays["lhs"], arrays.get("lhs_scale"), problem.lhs
+    if problem.lhs_quantize:
+        x, x_scale = reference.quantize(x, problem.lhs_quantize)  # type: ignore[arg-type]
+        lhs = "f8E4M3FN"
+    return reference.grouped_matmul(
+        x,
+        x_scale,
+        *(arrays[name] for name in ("rhs", "rhs_scale", "offsets", "expert_ids", "init")),
+        rhs_block=problem.rhs_block,
+        lhs_element=SHORT.get(lhs, "e4m3"),  # type: ignore[arg-type]
+        rhs_element=SHORT[problem.rhs],  # type: ignore[arg-type]
+    )
+
+
+def check(problem: ScaledMatmul, arrays: Arrays) -> npt.NDArray:
+    got = run(problem, arrays)
+    comparison = reference.compare(got, expected(problem, arrays), problem.result)  # type: ignore[arg-type]
+    assert comparison.ok, comparison
+    return got
+
+
+def grouped(n: int, k: int, experts: int, groups: int, **fields: object) -> ScaledMatmul:
+    return ScaledMatmul(None, n, k, grouping=Grouping(experts, groups), **fields)  # type: ignore[arg-type]
+
+
+W8A16 = {"lhs": "bf16", "lhs_scaled": False, "result": "bf16"}
+#: Problems, tokens of each group, and experts.
+CASES = {
+    "out of order": (grouped(128, 64, 4, 4), [3, 0, 5, 2], [2, 0, 3, 1]),
+    "ragged": (grouped(70, 40, 4, 3, rhs_block=(1, 32)), [7, 0, 20], [1, 0, 3]),
+    "no expert": (grouped(70, 40, 4, 2), [16, 24], [0, -1]),
+    "many": (grouped(33, 96, 16, 8, **W8A16), [1, 3, 2, 1, 2, 3, 1, 2], [9, 0, 15, 9, 3, 2, 9, 1]),
+    "fp4": (grouped(40, 42, 3, 3, rhs="f4E2M1FN", result="f16"), [2, 1, 4], [2, 2, 0]),
+    "e5m2": (grouped(12, 72, 2, 2, lhs="f8E5M2", rhs="f8E5M2", rhs_block=(1, 32)), [5, 3], [1, 0]),
+    "quantised": (
+        grouped(48, 64, 4, 3, lhs="bf16", lhs_scaled=False, lhs_quantize="rceil"),
+        [3, 6, 2],
+        [3, 1, 3],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers(name: str) -> None:
+    problem, tokens, ids = CASES[name]
+    offsets = np.cumsum([0, *tokens])
+    check(problem, operands(problem, offsets.tolist(), ids, int(offsets[-1])))
+
+
+def test_rows_of_no_group_stay() -> None:
+    """Before the first group, after the last, and all of them where every group is empty."""
+    problem = CASES["out of order"][0]
+    for offsets in ([2, 5, 5, 6, 8], [11] * 5, [0] * 5):
+        arrays = operands(problem, offsets, [0, 1, 2, 3], 11)
+        got = check(problem, arrays)
+        outside = np.r_[0 : offsets[0], offsets[-1] : 11]
+        np.testing.assert_array_equal(got[outside], arrays["init"][outside])
+
+
+def test_no_tokens_and_no_groups() -> None:
+    problem = CASES["out of order"][0]
+    assert check(problem, operands(problem, [0] * 5, [0, 1, 2, 3], 0)).shape == (0, 128)
+    without = dataclasses.replace(problem, grouping=Grouping(4, 0))
+    arrays = operands(without, [0], [], 5)
+    np.testing.assert_array_equal(run(without, arrays), arrays["init"])
+
+
+def test_a_nan_stays_with_its_expert_and_row() -> None:
+    """A NaN code of one expert, a NaN scale of another, and a NaN scale of one row of x."""
+    problem, tokens, _ = CASES["out of order"]
+    offsets = np.cumsum([0, *tokens]).tolist()
+    arrays = operands(problem, offsets, [2, 0, -1, 1], 10)
+    arrays["rhs"][2, 5, 7] = 0x7F
+    arrays["rhs_scale"][0] = 255
+    arrays["lhs_scale"][8, 1] = 255
+    got = check(problem, arrays)
+    wanted = np.zeros((10, 128), bool)
+    wanted[0:3, 5] = True
+    wanted[8] = True
+    np.testing.assert_array_equal(np.isnan(got), wanted)
+
+
+def test_extreme_scale_bytes() -> None:
+    """2^-127 is a denormal: devices that flush it would give 0 instead of 32."""
+    problem = grouped(1, 32, 3, 3, rhs_block=(1, 32))
+    arrays = operands(problem, [0, 1, 2, 3], [0, 1, 2], 3)
+    arrays["lhs"][:] = arrays["rhs"][:] = 0x38
+    arrays["lhs_scale"][:, 0] = (0, 254, 127)
+    arrays["rhs_scale"][:, 0, 0] = (254, 0, 127)
+    np.testing.assert_array_equal(run(problem, arrays), np.full((3, 1), 32.0))
+
+
+TYPES = {
+    "lhs": "tensor<?x64xf8E4M3FN>",
+    "lhs_scale": "tensor<?x2xf8E8M0FNU>",
+    "rhs": "tensor<4x48x64xf8E4M3FN>",
+    "rhs_scale": "tensor<4x2x2xf8E8M0FNU>",
+    "offsets": "tensor<4xi32>",
+    "expert_ids": "tensor<3xi32>",
+    "init": "tensor<?x48xf32>",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offsets": None}, "expected offsets of type tensor<4xi32> but got none"),
+        ({"expert_ids": None}, "a grouped matmul needs the operand 'expert_ids'"),
+        ({"offsets": "tensor<3xi32>"}, "expected offsets of type tensor<4xi32> but got"),
+        ({"expert_ids": "tensor<?xi32>"}, "expected a static shape of expert_ids"),
+        ({"expert_ids": "tensor<3xi64>"}, "expected expert_ids of type tensor<3xi32> but got"),
+        ({"rhs": "tensor<48x64xf8E4M3FN>"}, "expected rhs to be a tensor of rank 3"),
+        ({"rhs_scale": "tensor<4x48x2xf8E8M0FNU>"}, "expected rhs_scale of type tensor<4x2x2x"),
+        ({"init": "tensor<?x32xf32>"}, r"expected init of type tensor<\?x48xf32> but got"),
+        ({"lhs_scale": None, "lhs": "tensor<?x64xf64>"}, "expected lhs to be one of"),
+        ({"rhs": "tensor<0x48x64xf8E4M3FN>"}, "expected at least one expert"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_the_builder_refuses(changes: dict[str, str | None], message: str) -> None:
+    types = {name: t for name, t in {**TYPES, **changes}.items() if t is not None}
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.create()
+        composites = Composites(module)
+        with ir.InsertionPoint(module.body), pytest.raises(BadAttributeError, match=message):
+
+            @func.FuncOp.from_py_func(*(ir.Type.parse(t) for t in types.values()), name="main")
+            def main(*arguments: ir.Value) -> ir.Value:
+                return composites.grouped_matmul(dict(zip(types, arguments, strict=True)))
+
+
+def test_the_builder_packs_fp4() -> None:
+    types = TYPES | {"rhs": "tensor<4x48x64xf4E2M1FN>"}
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.create()
+        composites = Composites(module)
+        with ir.InsertionPoint(module.body):
+
+            @func.FuncOp.from_py_func(*(ir.Type.parse(t) for t in types.values()), name="main")
+            def main(*arguments: ir.Value) -> ir.Value:
+                return composites.grouped_matmul(dict(zip(types, arguments, strict=True)))
+
+        assert "tensor<4x48x64xf4E2M1FN> -> tensor<4x48x32xi8>" in str(module)
