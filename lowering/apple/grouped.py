@@ -17,13 +17,8 @@ from block32.lowering.apple.builder import AirKernel, Pointer, Word, either, les
 from block32.lowering.apple.dense import THREADS, TILE
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import KernelError, KernelSignature
-from block32.lowering.apple.simdgroup_tile import (
-    SIMDGROUP_TILE,
-    Operand,
-    Scales,
-    SimdgroupTile,
-    clamp,
-)
+from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, SimdgroupTile, clamp
+from block32.lowering.apple.tile_scales import Scales
 from block32.lowering.problem import ceil_div
 
 

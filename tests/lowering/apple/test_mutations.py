@@ -17,6 +17,7 @@ from block32.lowering.apple.builder import Word, declare_callees, less
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import BufferParameter
 from block32.lowering.apple.simdgroup_tile import OperandTiles, SimdgroupTile
+from block32.lowering.apple.tile_scales import BlockScales
 from block32.tools.air_emulator.dispatch import Kernel
 from block32.tools.air_emulator.faults import AirError, OutOfBoundsError, RaceError
 from block32.tools.apple_cases import (
@@ -103,8 +104,10 @@ def test_clamp_by_one_row_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mask_of_the_last_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = OperandTiles.load_tail
-    monkeypatch.setattr(OperandTiles, "load_tail", lambda self, k, count: right(self, k, count + 1))
+    right = OperandTiles._masked_tile
+    monkeypatch.setattr(
+        OperandTiles, "_masked_tile", lambda self, tile, k, count: right(self, tile, k, count + 1)
+    )
     assert _is_caught(EDGES)
 
 
@@ -172,6 +175,6 @@ def test_expert_offset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scale_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = simdgroup_tile.ScaleBytes.factors
-    monkeypatch.setattr(simdgroup_tile.ScaleBytes, "factors", lambda self, block: right(self, 0))
+    right = BlockScales.at
+    monkeypatch.setattr(BlockScales, "at", lambda self, block: right(self, 0))
     assert _is_caught(Case(SCALED, "tiled", 40))
