@@ -116,6 +116,10 @@ class Target(ABC):
     def compile_flags(self) -> tuple[str, ...]:
         """The iree-compile flags that choose this target's device."""
 
+    def refused_flag(self, flags: tuple[str, ...]) -> str | None:
+        """Why a flag for ``iree-compile`` among ``flags`` cannot go with this target, or None."""
+        del flags
+
     def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """Choose the tiers for ``problem`` on a machine with these ``facts``."""
         reason = self._no_kernels(problem)

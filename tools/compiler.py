@@ -106,10 +106,14 @@ def _check_devices(options: CompileOptions) -> None:
     """Kernels of one target compiled for another device make IREE's code generation abort.
 
     Raises:
-        DiagnosticError: The target was named, and IREE's own flags ask for another device.
+        DiagnosticError: The target was named, and IREE's own flags ask for another device, or for
+            what the target's kernels are not for.
     """
     if options.target is None:
         return
+    refusal = target_named(options.target).refused_flag(options.target_flags())
+    if refusal is not None:
+        raise DiagnosticError("block32", refusal)
     expected = _backends(target_named(options.target).compile_flags())
     found = _backends(options.target_flags())
     if expected and found != expected:

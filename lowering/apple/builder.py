@@ -278,8 +278,10 @@ def loop(
         body: given the index and the carried values, returns the next ones.
 
     Returns:
-        The carried values after the last iteration.
+        The carried values after the last iteration. No loop is written that never runs.
     """
+    if isinstance(lower, int) and isinstance(upper, int) and lower >= upper:
+        return list(carried)
     op = scf.ForOp(as_value(lower), as_value(upper), as_value(step), list(carried))
     with ir.InsertionPoint(op.body):
         scf.YieldOp(list(body(Word(op.induction_variable), list(op.inner_iter_args))))

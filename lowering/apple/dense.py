@@ -11,7 +11,8 @@ from block32.lowering.apple import builder, morton
 from block32.lowering.apple.builder import AirKernel, Int, Word, less, when
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import KernelSignature
-from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, Scales, SimdgroupTile
+from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, SimdgroupTile
+from block32.lowering.apple.tile_scales import Scales
 from block32.lowering.common.index import Index, IndexValue, as_value, constant
 from block32.lowering.problem import ceil_div
 

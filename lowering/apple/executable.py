@@ -17,7 +17,7 @@ from typing import Any
 
 from block32.lowering.apple.metallib import Metallib, MetallibError
 from block32.lowering.apple.metallib import read as read_metallib
-from block32.lowering.apple.signature import KernelSignature
+from block32.lowering.apple.signature import MAX_BINDINGS, KernelSignature
 
 FORMAT = "metal-msl-fb"
 
@@ -29,6 +29,10 @@ _EXECUTABLE_PIPELINES, _EXECUTABLE_LIBRARIES = 0, 1
 _LIBRARY_METALLIB = 1
 _ENTRY_POINT, _THREADGROUP_SIZE, _CONSTANT_COUNT, _BINDING_FLAGS, _NAME = 1, 3, 5, 6, 8
 _PIPELINE_FIELDS = 9
+
+#: More entry points than any program has kernels: a table may be named many times for free.
+_MAX_TABLES = 4096
+_MAX_NAME = 4096
 
 #: Bit of a binding's flags: the kernel does not write it (iree/hal/executable.h).
 _READ_ONLY = 1
@@ -145,7 +149,7 @@ class MetalExecutable:
         raise ExecutableError(f"executable has no pipeline '{name}'; it has: {known}")
 
 
-def read(data: bytes) -> MetalExecutable:
+def read(data: bytes | memoryview) -> MetalExecutable:
     """Decodes the data of a ``hal.executable.binary``.
 
     Raises:
@@ -153,7 +157,9 @@ def read(data: bytes) -> MetalExecutable:
         MetallibError: the library in it is damaged.
     """
     pipelines, libraries = _read_parts(data)
-    return MetalExecutable(pipelines, read_metallib(libraries[0]) if libraries else None)
+    if len(libraries) > 1:
+        raise ExecutableError(f"Metal executable has {len(libraries)} libraries; expected one")
+    return MetalExecutable(pipelines, read_metallib(bytes(libraries[0])) if libraries else None)
 
 
 def read_pipelines(data: bytes) -> tuple[Pipeline, ...]:
@@ -165,29 +171,42 @@ def read_pipelines(data: bytes) -> tuple[Pipeline, ...]:
     return _read_parts(data)[0]
 
 
-def _read_parts(data: bytes) -> tuple[tuple[Pipeline, ...], list[bytes]]:
+def _read_parts(data: bytes | memoryview) -> tuple[tuple[Pipeline, ...], list[memoryview]]:
     """The entry points and the libraries that are not Metal source."""
+    content = _content(memoryview(data))
+    try:
+        root = _Table(content, struct.unpack_from("<I", content)[0])
+        pipelines = tuple(_read_pipeline(table) for table in root.tables(_EXECUTABLE_PIPELINES))
+        tables = root.tables(_EXECUTABLE_LIBRARIES)
+        libraries = [library for table in tables if (library := table.span(_LIBRARY_METALLIB))]
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ExecutableError(f"Metal executable is damaged: {error}") from None
+    return pipelines, libraries
+
+
+def _content(data: memoryview) -> memoryview:
+    """The flatbuffer behind the header."""
     if data[:4] != _IDENTIFIER or len(data) < _HEADER_SIZE + 8:
-        raise ExecutableError(f"not a Metal executable: expected 'MTL1' but got {data[:4]!r}")
+        raise ExecutableError(
+            f"not a Metal executable: expected 'MTL1' but got {bytes(data[:4])!r}"
+        )
     _, version, size = struct.unpack_from("<4sIQ", data)
     content = data[_HEADER_SIZE : _HEADER_SIZE + size]
     if version != 0 or len(content) != size or content[4:8] != _IDENTIFIER:
         raise ExecutableError("Metal executable is truncated or of another version")
-    try:
-        root = _Table(content, struct.unpack_from("<I", content)[0])
-        pipelines = tuple(_read_pipeline(table) for table in root.tables(_EXECUTABLE_PIPELINES))
-        libraries = [table.bytes(_LIBRARY_METALLIB) for table in root.tables(_EXECUTABLE_LIBRARIES)]
-    except (struct.error, UnicodeDecodeError) as error:
-        raise ExecutableError(f"Metal executable is damaged: {error}") from None
-    return pipelines, [library for library in libraries if library]
+    return content
 
 
 def find_all(vmfb: bytes) -> Iterator[MetalExecutable]:
-    """Every Metal executable in a vmfb, in file order."""
-    at = vmfb.find(_IDENTIFIER)
+    """Every Metal executable in a vmfb, in file order.
+
+    Raises:
+        ExecutableError: the library of one is damaged.
+    """
+    view, at = memoryview(vmfb), vmfb.find(_IDENTIFIER)
     while at >= 0:
         try:
-            yield read(vmfb[at:])
+            yield read(view[at:])
         except ExecutableError:
             pass  # four letters that happen to be there, such as the flatbuffer's own identifier
         except MetallibError as error:
@@ -198,7 +217,7 @@ def find_all(vmfb: bytes) -> Iterator[MetalExecutable]:
 class _Table:
     """A flatbuffer table: fields by number, all relative to its vtable."""
 
-    def __init__(self, data: bytes, position: int):
+    def __init__(self, data: memoryview, position: int):
         self.data = data
         self.position = position
         (back,) = struct.unpack_from("<i", data, position)
@@ -222,19 +241,31 @@ class _Table:
         if at is None:
             return []
         (count,) = struct.unpack_from("<I", self.data, at)
+        if count > _MAX_TABLES:
+            raise ExecutableError(f"{count} tables in a vector; expected at most {_MAX_TABLES}")
         places = range(at + 4, at + 4 + 4 * count, 4)
         return [
             _Table(self.data, place + struct.unpack_from("<I", self.data, place)[0])
             for place in places
         ]
 
-    def bytes(self, number: int) -> bytes:
-        """The bytes of a string."""
+    def span(self, number: int) -> memoryview:
+        """The bytes of a string, not copied."""
         at = self._target(number)
         if at is None:
-            return b""
+            return self.data[:0]
         (count,) = struct.unpack_from("<I", self.data, at)
-        return self.data[at + 4 : at + 4 + count]
+        found = self.data[at + 4 : at + 4 + count]
+        if len(found) != count:
+            raise ExecutableError(f"a string of {count} bytes reaches beyond the executable")
+        return found
+
+    def text(self, number: int) -> str:
+        """A string that is a name."""
+        found = self.span(number)
+        if len(found) > _MAX_NAME:
+            raise ExecutableError(f"a name of {len(found)} bytes; expected at most {_MAX_NAME}")
+        return bytes(found).decode()
 
     def integers(self, number: int) -> tuple[int, ...]:
         """The u64 elements of a vector."""
@@ -242,6 +273,8 @@ class _Table:
         if at is None:
             return ()
         (count,) = struct.unpack_from("<I", self.data, at)
+        if count > MAX_BINDINGS:
+            raise ExecutableError(f"{count} bindings; expected at most {MAX_BINDINGS}")
         return struct.unpack_from(f"<{count}Q", self.data, at + 4)
 
 
@@ -251,7 +284,7 @@ def _read_pipeline(table: _Table) -> Pipeline:
         raise ExecutableError("a pipeline has no threadgroup size")
     x, y, z = struct.unpack_from("<3I", table.data, threads)
     return Pipeline(
-        name=table.bytes(_ENTRY_POINT).decode(),
+        name=table.text(_ENTRY_POINT),
         threads=(x, y, z),
         constants=0 if constants is None else struct.unpack_from("<I", table.data, constants)[0],
         bindings=table.integers(_BINDING_FLAGS),

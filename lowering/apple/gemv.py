@@ -136,21 +136,27 @@ class _ChunkScale:
     """The scale bytes of one column of y along K."""
 
     def __init__(self, matmul: Matmul, kernel: AirKernel, column: Word):
+        self.keep_infinity = "f8E5M2" in (matmul.lhs, matmul.rhs)
         self.lhs = kernel.buffer("lhs_scale") if matmul.lhs_scaled else None
         self.rhs: Pointer | None = None
         if matmul.rhs_block is not None:
             row = column if matmul.rhs_block[0] == 1 else column >> 5
             self.rhs = kernel.buffer("rhs_scale").at(wide(row) * matmul.k_blocks)
 
-    def factors(self, block: Int) -> tuple[ir.Value, ir.Value]:
+    def factors(self, block: Int) -> block_scaled.Factors:
         """The factors at a block of K, the same in every element of a run."""
         assert self.rhs is not None
 
-        def splat(pointer: Pointer) -> ir.Value:
+        def of(pointer: Pointer, larger_first: bool) -> block_scaled.Factors:
             byte = arith.extui(builder.i32(), pointer.at(block).load())
-            return builder.broadcast(byte, RUN)
+            return block_scaled.factors(byte, larger_first)
 
-        return block_scaled.factors(splat(self.lhs) if self.lhs else None, splat(self.rhs))
+        scale = of(self.rhs, larger_first=True)
+        if self.lhs is not None:
+            lhs = of(self.lhs, larger_first=False)
+            scale = block_scaled.combine(lhs, scale, self.keep_infinity)
+        first, second = (builder.broadcast(value, RUN) for value in (scale.first, scale.second))
+        return block_scaled.Factors(first, second)
 
 
 def build(matmul: Matmul, name: str) -> tuple[KernelSignature, ir.Module]:

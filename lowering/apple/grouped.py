@@ -17,13 +17,8 @@ from block32.lowering.apple.builder import AirKernel, Pointer, Word, either, les
 from block32.lowering.apple.dense import THREADS, TILE
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import KernelError, KernelSignature
-from block32.lowering.apple.simdgroup_tile import (
-    SIMDGROUP_TILE,
-    Operand,
-    Scales,
-    SimdgroupTile,
-    clamp,
-)
+from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, SimdgroupTile, clamp
+from block32.lowering.apple.tile_scales import Scales
 from block32.lowering.problem import ceil_div
 
 
@@ -68,11 +63,11 @@ def _tile(
     expert = Word(kernel.buffer("expert_ids").at(group).load())
 
     def tile(base: Pointer, scales: Scales | None) -> SimdgroupTile:
-        lhs = Operand(kernel.buffer("lhs").at(wide(first) * matmul.k), rows, matmul.k)
+        lhs = Operand(rows_from(kernel.buffer("lhs"), first, matmul.k), rows, matmul.k)
         return SimdgroupTile(kernel, matmul, lhs, Operand(base, matmul.n, matmul.k), origin, scales)
 
     def multiply() -> None:
-        weights = kernel.buffer("rhs").at(wide(expert) * (matmul.n * matmul.k))
+        weights = part_of_expert(kernel.buffer("rhs"), expert, matmul.n, matmul.k)
         work = tile(weights, _scales(matmul, kernel, expert, first, rows))
         work.run(lambda accumulators: work.store(accumulators, first, expert))
 
@@ -90,10 +85,20 @@ def _scales(
         return None
     lhs = None
     if matmul.lhs_scaled:
-        lhs = kernel.buffer("lhs_scale").at(wide(first) * matmul.k_blocks)
+        lhs = rows_from(kernel.buffer("lhs_scale"), first, matmul.k_blocks)
     rhs = kernel.buffer("rhs_scale")
-    rhs = rhs.at(wide(expert) * (matmul.rhs_scale_rows * matmul.k_blocks))
+    rhs = part_of_expert(rhs, expert, matmul.rhs_scale_rows, matmul.k_blocks)
     return Scales(lhs, rhs, rows)
+
+
+def rows_from(buffer: Pointer, first: Word, columns: int) -> Pointer:
+    """The address of row ``first`` of a matrix; offsets may pass 2^32."""
+    return buffer.at(wide(first) * columns)
+
+
+def part_of_expert(buffer: Pointer, expert: Word, rows: int, columns: int) -> Pointer:
+    """The address of an expert's matrix among those of all; offsets may pass 2^32."""
+    return buffer.at(wide(expert) * (rows * columns))
 
 
 def build(matmul: Matmul, name: str) -> tuple[KernelSignature, ir.Module]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -148,8 +149,8 @@ class _Writer:
 
     def __init__(self, library: Metallib):
         names = [function.name for function in library.functions]
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise MetallibError(f"metallib would hold two functions called '{name}'")
         reflections = [function.reflection for function in library.functions]
         present = [record for record in reflections if record is not None]
@@ -286,7 +287,7 @@ class _Reader:
                 raise MetallibError(f"metallib has {what} metadata, which is not supported")
 
         reflection_at = self._extension_range(extension, b"RLST")
-        functions = tuple(self._function(group, modules, reflection_at) for group in groups)
+        functions = self._functions(groups, modules, reflection_at)
         library = Metallib(
             functions=functions,
             os_version=Version(os_major, os_minor),
@@ -367,8 +368,32 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise MetallibError(f"the name in section HDYN is no UTF-8: {error}") from None
 
+    def _functions(
+        self,
+        groups: list[dict[bytes, bytes]],
+        modules: list[int],
+        reflection: tuple[int, int] | None,
+    ) -> tuple[Function, ...]:
+        """The functions, whose modules and records lie one behind the other.
+
+        Were they allowed to share bytes, a small file could make a large library.
+        """
+        functions: list[Function] = []
+        module_offset, record_offset = 0, 4
+        for group in groups:
+            function = self._function(group, modules, reflection, module_offset, record_offset)
+            functions.append(function)
+            module_offset += len(function.bitcode)
+            record_offset += 4 + len(function.reflection or b"")
+        return tuple(functions)
+
     def _function(
-        self, tags: dict[bytes, bytes], modules: list[int], reflection: tuple[int, int] | None
+        self,
+        tags: dict[bytes, bytes],
+        modules: list[int],
+        reflection: tuple[int, int] | None,
+        module_at: int,
+        record_at: int,
     ) -> Function:
         name = tags[b"NAME"].rstrip(b"\0").decode("utf-8", "backslashreplace")
         try:
@@ -378,6 +403,11 @@ class _Reader:
             (module_size,) = struct.unpack("<Q", tags[b"MDSZ"])
         except (struct.error, ValueError, IndexError) as error:
             raise MetallibError(f"function '{name}' has a malformed tag: {error}") from None
+        if module_offset != module_at:
+            raise MetallibError(
+                f"module of function '{name}' is at {module_offset} of its section; "
+                f"expected {module_at}, behind the one before"
+            )
         if module_offset + module_size > modules[1]:
             raise MetallibError(f"module of function '{name}' lies outside the module section")
         bitcode = self._bytes(modules[0] + module_offset, module_size, f"module of '{name}'")
@@ -387,20 +417,22 @@ class _Reader:
             air_version=Version(*versions[:2]),
             language_version=Version(*versions[2:]),
             kind=kind,
-            reflection=self._reflection(name, tags, reflection),
+            reflection=self._reflection(name, tags, reflection, record_at),
         )
         if function.sha256 != tags[b"HASH"]:
             raise MetallibError(f"module of function '{name}' does not have the hash of its tag")
         return function
 
     def _reflection(
-        self, name: str, tags: dict[bytes, bytes], section: tuple[int, int] | None
+        self, name: str, tags: dict[bytes, bytes], section: tuple[int, int] | None, expected: int
     ) -> bytes | None:
         if b"RFLT" not in tags:
             return None
         if section is None or len(tags[b"RFLT"]) != 8:
             raise MetallibError(f"function '{name}' refers to a reflection list that is not there")
         (offset,) = struct.unpack("<Q", tags[b"RFLT"])
+        if offset != expected:
+            raise MetallibError(f"reflection of function '{name}' is not behind the one before")
         at, what = section[0] + offset, f"reflection of '{name}'"
         (size,) = self._unpack("<I", at, what)
         return self._bytes(at + 4, max(size - 4, 0), what)

@@ -24,7 +24,8 @@ from block32.lowering.apple.atoms import SimdgroupAtom
 from block32.lowering.apple.builder import AirKernel, Int, Pointer, Word, choose, less, wide
 from block32.lowering.apple.epilogue import run_alignment, store_run, store_zeros
 from block32.lowering.apple.matmul import Matmul
-from block32.lowering.problem import BLOCK_K
+from block32.lowering.apple.tile_scales import WORD, Scales, TileScales
+from block32.lowering.problem import BLOCK_K, ceil_div
 
 #: Rows and columns of y that one simdgroup owns, and instructions along each.
 SIMDGROUP_TILE = 32
@@ -92,22 +93,26 @@ class OperandTiles:
             pointers.append(operand.base.at(offset))
         return pointers
 
-    def load(self, k: Int) -> list[ir.Value]:
-        """The two tiles at ``k``, with the whole step inside K."""
-        return [self._tile(tile, k) for tile in range(ATOMS)]
+    def load(self, k: Int, offset: int = 0, count: int = STEP) -> list[ir.Value]:
+        """The two tiles at ``k + offset``, of which ``count`` columns lie inside K.
 
-    def load_tail(self, k: Int, count: int) -> list[ir.Value]:
-        """The two tiles at ``k`` of which only ``count`` columns lie inside K; zeros beyond."""
-        return [self._masked_tile(tile, k, count) for tile in range(ATOMS)]
+        Zeros take the place of what lies beyond. The offset goes into the addresses as it is.
+        """
+        if count < self.atom.size:
+            return [self._masked_tile(tile, k + offset, count) for tile in range(ATOMS)]
+        return [self._tile(tile, k, offset) for tile in range(ATOMS)]
 
-    def _tile(self, tile: int, k: Int) -> ir.Value:
+    def _tile(self, tile: int, k: Int, offset: int) -> ir.Value:
         if self.operand.transposed and self.clamped:
-            return self._masked_tile(tile, k, self.atom.size)
+            return self._masked_tile(tile, k + offset, self.atom.size)
         alignment = 0
         if not self.operand.transposed:
             alignment = run_alignment(self.operand.k, self.operand.base.element, self.atom.run)
-        step = self._along_k(k)
-        runs = [p.at(step).load(self.atom.run, alignment or None) for p in self.pointers[tile]]
+        steps = self._along_k(k), self._along_k(offset)
+        runs = [
+            pointer.at(steps[0]).at(steps[1]).load(self.atom.run, alignment or None)
+            for pointer in self.pointers[tile]
+        ]
         return builder.concatenate(*runs)
 
     def _along_k(self, k: Int) -> Int:
@@ -135,21 +140,6 @@ class OperandTiles:
                 value = arith.select(less(depth, count), value, zero)
             elements.append(value)
         return builder.from_elements(elements)
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Where the E8M0 bytes of a scaled matmul lie.
-
-    Attributes:
-        lhs: x's bytes, [M, K/32], or None.
-        rhs: w's bytes, [N or N/32, K/32].
-        lhs_rows: rows of x.
-    """
-
-    lhs: Pointer | None
-    rhs: Pointer
-    lhs_rows: Int
 
 
 class SimdgroupTile:
@@ -227,40 +217,59 @@ class SimdgroupTile:
 
         accumulators = builder.loop(0, full, STEP, zeros, step)
         if k > full:
-            tail = k - full
-            tiles = a.load_tail(full, tail), b.load_tail(full, tail)
+            tiles = a.load(full, 0, k - full), b.load(full, 0, k - full)
             accumulators = self._multiply(*tiles, accumulators)
         return accumulators
 
     def _accumulate_scaled(
         self, a: OperandTiles, b: OperandTiles, zeros: list[ir.Value], scales: Scales
     ) -> list[ir.Value]:
-        """Blocks of 32 K, each summed from zero and then scaled."""
-        k = self.matmul.k
-        full = k - k % BLOCK_K
-        bytes_ = ScaleBytes(self, scales, a, b)
+        """Blocks of 32 K, each summed from zero and then scaled; four of them in a loop's step."""
+        k, group = self.matmul.k, WORD * BLOCK_K
+        full = k - k % group
+        rows = self._scale_rows(a, b, scales)
 
-        def add_block(at: Int, depth: int, accumulators: list[ir.Value]) -> list[ir.Value]:
-            products = zeros
-            for offset in range(0, depth, STEP):
-                position, count = at + offset, min(STEP, depth - offset)
-                if count == STEP:
-                    tiles = a.load(position), b.load(position)
-                else:
-                    tiles = a.load_tail(position, count), b.load_tail(position, count)
-                products = self._multiply(*tiles, products)
-            block = at // BLOCK_K if isinstance(at, int) else at >> 5
-            return [
-                block_scaled.add_scaled(accumulator, product, factor)
-                for accumulator, product, factor in zip(
-                    accumulators, products, bytes_.factors(block), strict=True
-                )
-            ]
+        def add_blocks(at: Int, depth: int, accumulators: list[ir.Value]) -> list[ir.Value]:
+            block = at // BLOCK_K if isinstance(at, int) else at >> (BLOCK_K.bit_length() - 1)
+            factors = rows.load(block, ceil_div(depth, BLOCK_K))
+            for first in range(0, depth, BLOCK_K):
+                products = zeros
+                for offset in range(first, min(first + BLOCK_K, depth), STEP):
+                    count = min(STEP, depth - offset)
+                    tiles = a.load(at, offset, count), b.load(at, offset, count)
+                    products = self._multiply(*tiles, products)
+                accumulators = [
+                    block_scaled.add_scaled(*terms)
+                    for terms in zip(
+                        accumulators, products, factors.at(first // BLOCK_K), strict=True
+                    )
+                ]
+            return accumulators
 
         accumulators = builder.loop(
-            0, full, BLOCK_K, zeros, lambda at, values: add_block(at, BLOCK_K, values)
+            0, full, group, zeros, lambda at, values: add_blocks(at, group, values)
         )
-        return add_block(full, k - full, accumulators) if k > full else accumulators
+        return add_blocks(full, k - full, accumulators) if k > full else accumulators
+
+    def _scale_rows(self, a: OperandTiles, b: OperandTiles, scales: Scales) -> TileScales:
+        """The addresses of this lane's scale bytes; rows beyond the matrix are clamped."""
+        atom, matmul = self.atom, self.matmul
+
+        def row(base: Pointer, index: Int, count: Int) -> Pointer:
+            return base.at(wide(clamp(index, count)) * matmul.k_blocks)
+
+        lhs: list[Pointer] = []
+        if scales.lhs is not None:
+            runs = range(atom.slots // atom.run)
+            indices = [start + a.row + run * atom.run_rows for start in a.starts for run in runs]
+            lhs = [row(scales.lhs, index, scales.lhs_rows) for index in indices]
+        if matmul.rhs_block == (BLOCK_K, BLOCK_K):
+            # The simdgroup's 32 columns are one row of blocks.
+            indices = [self.n0 >> (BLOCK_K.bit_length() - 1)]
+        else:
+            indices = [start + b.column + i for start in b.starts for i in range(atom.run)]
+        rhs = [row(scales.rhs, index, matmul.rhs_scale_rows) for index in indices]
+        return TileScales(matmul, lhs, rhs, (ATOMS, ATOMS))
 
     def store(
         self, accumulators: list[ir.Value], row0: Int = 0, expert: Word | None = None
@@ -324,63 +333,3 @@ class SimdgroupTile:
                         index, first, row, column
                     ),
                 )
-
-
-class ScaleBytes:
-    """A lane's scale bytes for the four accumulators of its simdgroup."""
-
-    def __init__(self, tile: SimdgroupTile, scales: Scales, a: OperandTiles, b: OperandTiles):
-        matmul, atom = tile.matmul, tile.atom
-        self.atom = atom
-        self.k_blocks = matmul.k_blocks
-        self.lhs: list[list[Pointer]] = []
-        if scales.lhs is not None:
-            self.lhs = [
-                [
-                    self._row(scales.lhs, start + a.row + run * atom.run_rows, scales.lhs_rows)
-                    for run in range(atom.slots // atom.run)
-                ]
-                for start in a.starts
-            ]
-        self.uniform = matmul.rhs_block == (BLOCK_K, BLOCK_K)
-        if self.uniform:
-            # The simdgroup's 32 columns are one row of blocks.
-            self.rhs = [[scales.rhs.at(wide(tile.n0 >> 5) * self.k_blocks)]]
-        else:
-            self.rhs = [
-                [
-                    self._row(scales.rhs, start + b.column + i, matmul.rhs_scale_rows)
-                    for i in range(atom.run)
-                ]
-                for start in b.starts
-            ]
-
-    def _row(self, base: Pointer, row: Int, rows: Int) -> Pointer:
-        return base.at(wide(clamp(row, rows)) * self.k_blocks)
-
-    def factors(self, block: Int) -> list[tuple[ir.Value, ir.Value]]:
-        """The factors of the four accumulators at one block of K."""
-        i32 = builder.i32()
-
-        def byte(pointer: Pointer) -> ir.Value:
-            return arith.extui(i32, pointer.at(block).load())
-
-        atom = self.atom
-        lhs: list[ir.Value | None] = [None] * ATOMS
-        if self.lhs:
-            rows = [[byte(pointer) for pointer in tile] for tile in self.lhs]
-            lhs = [
-                builder.from_elements([tile[slot // atom.run] for slot in range(atom.slots)])
-                for tile in rows
-            ]
-        if self.uniform:
-            rhs = [builder.broadcast(byte(self.rhs[0][0]), atom.slots)] * ATOMS
-        else:
-            columns = [[byte(pointer) for pointer in tile] for tile in self.rhs]
-            rhs = [
-                builder.from_elements([tile[slot % atom.run] for slot in range(atom.slots)])
-                for tile in columns
-            ]
-        if lhs[0] is None and self.uniform:
-            return [block_scaled.factors(None, rhs[0])] * (ATOMS * ATOMS)
-        return [block_scaled.factors(lhs[m], rhs[n]) for m in range(ATOMS) for n in range(ATOMS)]

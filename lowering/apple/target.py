@@ -41,6 +41,18 @@ class AppleM5Target(Target):
         """
         return ("--iree-hal-target-device=metal", "--iree-metal-compile-to-metallib=false")
 
+    def refused_flag(self, flags: tuple[str, ...]) -> str | None:
+        """Another platform than macOS: its loader does not take the kernels' library."""
+        prefix = "--iree-metal-target-platform="
+        platforms = [flag.removeprefix(prefix) for flag in flags if flag.startswith(prefix)]
+        if not platforms or platforms[-1] == "macos":
+            return None
+        return (
+            f"the kernels of {self.name} are for macOS but the flags ask for {platforms[-1]}; "
+            "leave out --iree-metal-target-platform, or use --target=portable "
+            "--iree-hal-target-device=metal"
+        )
+
     def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """A GEMV for one row where w is not wide, 64x64 tiles otherwise."""
         del facts

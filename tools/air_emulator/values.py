@@ -53,10 +53,10 @@ def size_of(kind: str) -> int:
 
 def to_bytes(value: np.ndarray, kind: str) -> np.ndarray:
     """The value's bytes, uint8 of shape [..., size]."""
-    if element_of(kind) == "bfloat":
-        value = (np.ascontiguousarray(value).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    value = np.ascontiguousarray(value)
     rows = value.shape[: value.ndim - bool(vector_length(kind))]
+    value = np.ascontiguousarray(value)  # gives a single value an axis
+    if element_of(kind) == "bfloat":
+        value = (value.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return value.view(np.uint8).reshape(*rows, size_of(kind))
 
 

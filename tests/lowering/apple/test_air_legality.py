@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from block32.lowering.apple import llvm14
+from block32.lowering.apple import air_legality, llvm14
 from block32.lowering.apple.air_legality import LegalityError, check
 from block32.lowering.apple.air_parser import AirSyntaxError, parse
 from block32.lowering.apple.library import compile_matmul
@@ -133,6 +133,14 @@ def test_a_missing_metadata_node_is_refused(text: str) -> None:
     lines[node] = lines[node].replace('!"air.arg_type_name", ', "")
     with pytest.raises(LegalityError, match=r"lacks air\.arg_type_name"):
         check(parse("\n".join(lines)))
+
+
+def test_more_bindings_than_are_bound_are_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(air_legality, "MAX_BINDINGS", 2)
+    with pytest.raises(LegalityError, match="has 3 bindings; at most 2 are bound"):
+        check(parse(text))
 
 
 @pytest.mark.parametrize(

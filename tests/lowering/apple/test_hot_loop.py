@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from block32.lowering.apple import llvm14
@@ -37,10 +39,29 @@ def test_a_step_is_four_matrix_instructions_and_eight_vector_loads(matmul: Matmu
     assert loop.others.total() <= 12
 
 
-def test_a_block_of_32_scaled_uniformly_costs_one_scale_load() -> None:
-    loop = _hot_loop(Matmul(n=4096, k=4096, rhs_block=(32, 32)))
-    assert (loop.matrix, loop.vector_loads, loop.scalar_loads, loop.stores) == (8, 16, 1, 0)
-    assert loop.others["fmul"] == 8 and loop.others["fadd"] == 4
+MXFP8: dict[str, Any] = {"lhs": "f8E4M3FN", "lhs_scaled": True}
+
+
+@pytest.mark.parametrize(
+    ("scaled", "words", "products", "others"),
+    [
+        ({"rhs_block": (32, 32)}, 1, 0, 100),
+        ({"rhs_block": (32, 32), **MXFP8}, 5, 8, 144),
+        ({"rhs_block": (1, 32)}, 8, 0, 139),
+        ({"rhs_block": (1, 32), **MXFP8}, 12, 32, 215),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("k", [4096, 4100])
+def test_four_scaled_blocks_share_one_word_of_scales_a_row(
+    scaled: dict[str, Any], words: int, products: int, others: int, k: int
+) -> None:
+    """No byte is loaded alone; beside the scaling itself only products of factors multiply."""
+    loop = _hot_loop(Matmul(n=4096, k=k, **scaled))
+    assert (loop.matrix, loop.vector_loads) == (32, 64 + words)
+    assert (loop.scalar_loads, loop.stores) == (0, 0)
+    assert loop.others["fmul"] == 4 * 8 + products and loop.others["fadd"] == 4 * 4
+    assert loop.others.total() <= others
 
 
 def test_gemv_loads_by_vectors_alone() -> None:

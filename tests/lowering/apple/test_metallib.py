@@ -7,12 +7,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from block32.lowering.apple.library import build_metallib, compile_matmul
+from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.metallib import (
     HEADER_SIZE,
     Function,
@@ -141,6 +144,71 @@ def test_any_damage_gives_a_library_or_a_named_error(draw: st.DataObject) -> Non
         data[at : at + size] = word.to_bytes(8, "little")[: draw.draw(st.sampled_from([0, 4, 8]))]
     with contextlib.suppress(MetallibError):
         assert read(bytes(data)).to_bytes() == bytes(data)
+
+
+def test_functions_that_share_a_module_are_refused_before_it_is_copied() -> None:
+    """2000 functions over one module of 1 MB would be a library of 2 GB."""
+    module = bytes(2**20)
+    small = Metallib(
+        tuple(
+            Function(f"f{i:04}", module if i == 0 else b"", Version(2, 8), Version(4, 0))
+            for i in range(2000)
+        ),
+        Version(26, 0),
+    )
+    first = small.functions[0]
+    shared = small.to_bytes()
+    for tag, size in ((b"HASH", 32), (b"MDSZ", 8), (b"OFFT", 24)):
+        at = shared.index(tag) + 6
+        empty = shared.index(tag, at) + 6
+        shared = shared.replace(
+            tag + shared[empty - 2 : empty + size], tag + shared[at - 2 : at + size]
+        )
+    tracemalloc.start()
+    with pytest.raises(MetallibError, match="'f0001' is at 0 of its section; expected 1048576"):
+        read(shared)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(first.bitcode) < peak < 8 * len(shared)
+
+
+@pytest.fixture(scope="module")
+def generated() -> bytes:
+    """A library as this project writes it, with kernels of two forms."""
+    return build_metallib(
+        [
+            compile_matmul(Matmul(n=64, k=64), "tiled", "tiled"),
+            compile_matmul(Matmul(n=64, k=64, rhs_block=(32, 32)), "gemv", "vector"),
+        ]
+    )
+
+
+def test_our_own_libraries_come_back_byte_for_byte(generated: bytes) -> None:
+    library = read(generated)
+    assert library.to_bytes() == generated
+    assert [f.name for f in library.functions] == ["tiled", "vector"]
+    assert {(f.air_version, f.language_version) for f in library.functions} == {
+        (Version(2, 8), Version(4, 0))
+    }
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damage_to_our_own_libraries_is_named(generated: bytes, draw: st.DataObject) -> None:
+    """Any bytes anywhere outside the modules, and lost and added ends."""
+    data = bytearray(generated)
+    at = draw.draw(st.one_of(st.integers(0, 600), st.integers(0, len(data) - 1)))
+    data[at : at + draw.draw(st.integers(0, 16))] = draw.draw(st.binary(max_size=16))
+    if draw.draw(st.booleans()):
+        del data[draw.draw(st.integers(0, len(data))) :]
+    if bytes(data) == generated:
+        return
+    try:
+        found = read(bytes(data))
+    except MetallibError as error:
+        assert str(error)
+    else:
+        assert found.to_bytes() == bytes(data) and found != read(generated)
 
 
 def test_other_files_are_no_metallibs() -> None:

@@ -95,9 +95,42 @@ def test_blocks_of_very_different_scales_in_one_row() -> None:
     np.testing.assert_array_equal(execute(compiled(operands.case), operands), np.float32(expected))
 
 
-def test_factors_are_normal_and_multiply_to_the_scale() -> None:
-    for total in range(2, 509):
-        first, second = split_exponent(total)
-        assert 1 <= first <= 254 and 1 <= second <= 254
-        assert first + second == total
-    assert split_exponent(0) == split_exponent(1) == (1, 1)
+@pytest.mark.parametrize("form", ["tiled", "gemv"])
+@pytest.mark.parametrize(("lhs", "rhs"), [(0, 0), (0, 1), (1, 0), (1, 1), (254, 254), (254, 253)])
+def test_zeros_and_infinities_survive_the_most_extreme_scales(
+    form: str, lhs: int, rhs: int
+) -> None:
+    """2^-254 flushes as a factor, 2^254 overflows: zero and infinity are what they are."""
+    case = _case(form, lhs="f8E5M2", rhs="f8E5M2")
+    operands = random_operands(case)
+    operands.arrays["lhs"][:] = 0x3C  # 1.0
+    operands.arrays["lhs_scale"][:], operands.arrays["rhs_scale"][:] = lhs, rhs
+    for code, value in ((0x7C, np.inf), (0x00, 0.0)):
+        operands.arrays["rhs"][:] = code
+        np.testing.assert_array_equal(execute(compiled(case), operands), np.float32(value))
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 128, 129, 160, 200, 256, 300, 500])
+def test_every_block_of_k_has_its_own_scale(k: int) -> None:
+    """Words of four blocks, what is left of them, and a short last block, whatever K is."""
+    case = _case(m=33, n=35, k=k)
+    operands = random_operands(case)
+    operands.arrays["lhs"][:] = 0x38
+    operands.arrays["rhs"][:] = 0x38
+    x, w = (operands.arrays[name].astype(float) - 127 for name in ("lhs_scale", "rhs_scale"))
+    lengths = np.minimum(32, k - 32 * np.arange(-(-k // 32)))
+    expected = np.einsum("mb,nb,b->mn", np.exp2(x), np.exp2(w), lengths)
+    y = execute(compiled(case), operands)
+    assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_halves_of_a_scale_are_normal_and_so_are_their_products() -> None:
+    """x's smaller half meets w's larger one, in the kernel as here."""
+    for x in range(255):
+        small, large = split_exponent(x)
+        assert small + large == x + 127 and 1 <= small <= large <= 254
+        for w in range(255):
+            w_small, w_large = split_exponent(w)
+            products = small + w_large - 127, large + w_small - 127
+            assert sum(products) == x + w and max(products) <= 254
+            assert min(products) >= 1 or x + w < 2

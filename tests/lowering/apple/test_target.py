@@ -310,6 +310,50 @@ def test_another_device_is_refused() -> None:
         compile_source(MODEL.encode(), "model.mlir", options)
 
 
+@pytest.mark.parametrize("platform", ["ios", "ios-simulator"])
+def test_another_platform_is_refused_and_nothing_written(
+    platform: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The library says macOS; a loader of another system would not take it."""
+    model, output = tmp_path / "model.mlir", tmp_path / "model.vmfb"
+    model.write_text(MODEL)
+    flag = f"--iree-metal-target-platform={platform}"
+    assert main(["compile", str(model), "--target=apple-m5", flag, "-o", str(output)]) == 1
+    error = capsys.readouterr().err
+    assert f"apple-m5 are for macOS but the flags ask for {platform}; leave out" in error
+    assert not output.exists()
+
+
+def test_the_platform_that_the_kernels_are_for_may_be_named() -> None:
+    assert TARGET.refused_flag(("--iree-metal-target-platform=macos",)) is None
+    assert TARGET.refused_flag(()) is None
+
+
+def test_a_k_that_no_index_holds_is_named_where_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No kernel of ours; IREE's own Metal code generation has no such index either."""
+    model = tmp_path / "model.mlir"
+    maps, k = MODEL[: MODEL.index("func.func")], 2**31
+    types = [f"4x{k}xf8E4M3FN", f"4x{k // 32}xf8E8M0FNU"]
+    types += [f"32x{k}xf8E4M3FN", f"1x{k // 32}xf8E8M0FNU"]
+    x, xs, w, ws = (f"tensor<{kind}>" for kind in types)
+    model.write_text(f"""{maps}
+func.func @main(%x: {x}, %xs: {xs}, %w: {w}, %ws: {ws}, %z: tensor<4x32xf32>) -> tensor<4x32xf32> {{
+  %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
+    ins(%x, %xs, %w, %ws : {x}, {xs}, {w}, {ws})
+    outs(%z : tensor<4x32xf32>) -> tensor<4x32xf32>
+  return %y : tensor<4x32xf32>
+}}
+""")
+    command = ["compile", str(model), "--target=apple-m5", "--compile-to=flow"]
+    assert main([*command, "-o", str(tmp_path / "model.flow")]) == 0
+    remark = (
+        r"model.mlir:\d+:\d+: remark: .*K = 2147483648 is outside what an i32 index holds; expect"
+    )
+    assert re.search(remark, capsys.readouterr().err)
+
+
 def test_a_model_that_names_another_device_is_refused() -> None:
     """Its device comes before the flags'; kernels for Metal do not fit into its executables."""
     maps, function = MODEL[: MODEL.index("func.func")], MODEL[MODEL.index("func.func") :]

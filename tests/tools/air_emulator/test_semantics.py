@@ -131,6 +131,17 @@ def test_bytes_of_values_there_and_back() -> None:
     assert values.to_bytes(bfloats, "<2 x bfloat>").tobytes() == b"\x80\x3f\xc0\x3f"
 
 
+@pytest.mark.parametrize("kind", ["i32", "float", "bfloat", "half", "i8"])
+def test_one_value_for_all_threads_stays_one_value(kind: str) -> None:
+    """A register without an axis for threads must not get one from its bytes."""
+    value = np.array(1.5, np.float16 if kind == "half" else np.float32)
+    if kind in ("i32", "i8"):
+        value = np.array(7, values.dtype(kind))
+    data = values.to_bytes(value, kind)
+    assert data.shape == (values.size_of(kind),)
+    assert values.from_bytes(data, kind).shape == () and values.from_bytes(data, kind) == value
+
+
 def test_rounding_to_bfloat_and_half_is_to_nearest_even() -> None:
     x = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, 65520.0], np.float32)
     np.testing.assert_array_equal(values.round_to(x, "bfloat")[:2], [1.0, 1 + 2.0**-6])
