@@ -19,13 +19,12 @@ from iree.compiler import ir
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.host import (
-    build_call,
-    build_host_function,
+    StandaloneModule,
     build_standalone_module,
     operand_types,
     result_type,
 )
-from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels
+from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.portable.quantize import quantize
 from block32.lowering.problem import Epilogue, ScaledMatmul
 from block32.lowering.target import DeviceFacts
@@ -213,7 +212,8 @@ def _candidates(m: int) -> Iterator[KernelTier]:
             tile = (rows, columns, block_k)
             yield KernelTier("stream", tile=tile, warps=warps, stages=stages, splits=splits)
         if m > 8:
-            yield from _few_row_tiles(m)
+            yield from _few_row_tiles(rows)
+            yield from _few_row_streams(rows)
         return
     for block_m, block_n, stages, splits in (
         (128, 128, 6, 1),
@@ -255,6 +255,25 @@ def _few_row_tiles(rows: int) -> Iterator[KernelTier]:
     ):
         tile = (rows, columns, block_k)
         yield KernelTier("tiled", tile=tile, warps=warps, stages=stages, order="m")
+
+
+def _few_row_streams(rows: int) -> Iterator[KernelTier]:
+    """Many warps, which share out the conversion of operands, and few stages of each."""
+    for columns, block_k, warps, stages in (
+        (64, 128, 8, 2),
+        (64, 128, 4, 4),
+        (64, 128, 4, 3),
+        (64, 256, 4, 2),
+        (32, 128, 4, 3),
+        (32, 128, 4, 2),
+        (32, 128, 8, 2),
+        (32, 128, 8, 3),
+        (32, 256, 4, 2),
+        (16, 128, 4, 3),
+        (16, 128, 8, 2),
+    ):
+        tile = (rows, columns, block_k)
+        yield KernelTier("stream", tile=tile, warps=warps, stages=stages)
 
 
 def compile_all(folder: Path, only: str = "") -> None:
@@ -321,18 +340,16 @@ def _module_text(spec: KernelSpec, batches: tuple[int, int] | None) -> str:
     with ir.Context(), ir.Location.unknown():
         if batches is None:
             return str(build_standalone_module(spec))
-        module = ir.Module.create()
-        with ir.InsertionPoint(module.body):
-            executable = build_executable(spec, "block32_kernels")
-            build_host_function(spec, "block32_matmul", "block32_kernels")
-            _build_batch(spec.problem, "main", 1, 1)
-            for name, calls in zip(("short", "long"), batches, strict=True):
-                _build_batch(spec.problem, name, calls, max(batches))
-        emit_kernels(spec, executable)
-        return str(module)
+        standalone = StandaloneModule(spec)
+        _add_batch(standalone, spec.problem, "main", 1, 1)
+        for name, calls in zip(("short", "long"), batches, strict=True):
+            _add_batch(standalone, spec.problem, name, calls, max(batches))
+        return str(standalone.finish())
 
 
-def _build_batch(problem: ScaledMatmul, name: str, calls: int, weights: int) -> None:
+def _add_batch(
+    standalone: StandaloneModule, problem: ScaledMatmul, name: str, calls: int, weights: int
+) -> None:
     """``name(x, x_scale, w_0, .., w_scale_0, ..) -> y`` of the last call.
 
     The other results are kept alive to the end, but not given back: handing 48 arrays to Python
@@ -342,12 +359,11 @@ def _build_batch(problem: ScaledMatmul, name: str, calls: int, weights: int) -> 
     arguments = [types["lhs"], types["lhs_scale"]]
     arguments += [types["rhs"]] * weights + [types["rhs_scale"]] * weights
     result = result_type(problem)
-    block = _public_function(name, arguments, [result])
+    block = standalone.add_function(name, arguments, [result])
     with ir.InsertionPoint(block):
         x, x_scale, *rest = block.arguments
         outputs = [
-            build_call("block32_matmul", [x, rest[i], x_scale, rest[weights + i]], result)
-            for i in range(calls)
+            standalone.call([x, rest[i], x_scale, rest[weights + i]]) for i in range(calls)
         ]
         ir.Operation.create("util.optimization_barrier", results=[result] * calls, operands=outputs)
         ir.Operation.create("func.return", operands=[outputs[-1]])
@@ -356,40 +372,22 @@ def _build_batch(problem: ScaledMatmul, name: str, calls: int, weights: int) -> 
 def _quantized_text(spec: KernelSpec) -> str:
     """``main(x, w, w_scale) -> y, codes, scales`` on bf16, and ``matmul`` of codes and scales."""
     with ir.Context(), ir.Location.unknown():
-        module = ir.Module.create()
+        standalone = StandaloneModule(spec)
         problem = spec.problem
         types, result = operand_types(problem), result_type(problem)
-        with ir.InsertionPoint(module.body):
-            executable = build_executable(spec, "block32_kernels")
-            build_host_function(spec, "block32_matmul", "block32_kernels")
-            rows = ir.ShapedType.get_dynamic_size()
-            x_type = ir.RankedTensorType.get([rows, problem.k], ir.BF16Type.get())
-            quantized = [types["lhs"], types["lhs_scale"]]
-            block = _public_function(
-                "main", [x_type, types["rhs"], types["rhs_scale"]], [result, *quantized]
-            )
-            with ir.InsertionPoint(block):
-                x, w, w_scale = block.arguments
-                codes, scales = quantize(x, "rceil", problem.lhs)
-                y = build_call("block32_matmul", [codes, w, scales, w_scale], result)
-                ir.Operation.create("func.return", operands=[y, codes, scales])
-            block = _public_function("matmul", list(types.values()), [result])
-            with ir.InsertionPoint(block):
-                y = build_call("block32_matmul", list(block.arguments), result)
-                ir.Operation.create("func.return", operands=[y])
-        emit_kernels(spec, executable)
-        return str(module)
-
-
-def _public_function(name: str, arguments: list[ir.Type], results: list[ir.Type]) -> ir.Block:
-    """An empty ``func.func``; its block."""
-    function = ir.Operation.create(
-        "func.func",
-        attributes={
-            "sym_name": ir.StringAttr.get(name),
-            "function_type": ir.TypeAttr.get(ir.FunctionType.get(arguments, results)),
-        },
-        regions=1,
-    )
-    locations = [ir.Location.unknown()] * len(arguments)
-    return function.regions[0].blocks.append(*arguments, arg_locs=locations)
+        rows = ir.ShapedType.get_dynamic_size()
+        x_type = ir.RankedTensorType.get([rows, problem.k], ir.BF16Type.get())
+        quantized = [types["lhs"], types["lhs_scale"]]
+        block = standalone.add_function(
+            "main", [x_type, types["rhs"], types["rhs_scale"]], [result, *quantized]
+        )
+        with ir.InsertionPoint(block):
+            x, w, w_scale = block.arguments
+            codes, scales = quantize(x, "rceil", problem.lhs)
+            y = standalone.call([codes, w, scales, w_scale])
+            ir.Operation.create("func.return", operands=[y, codes, scales])
+        block = standalone.add_function("matmul", list(types.values()), [result])
+        with ir.InsertionPoint(block):
+            y = standalone.call(list(block.arguments))
+            ir.Operation.create("func.return", operands=[y])
+        return str(standalone.finish())

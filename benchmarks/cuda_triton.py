@@ -1,19 +1,18 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# Triton turns integers into constexpr when a kernel is launched.
 # pyright: reportMissingImports=false, reportArgumentType=false, reportPrivateImportUsage=false
 """The yardsticks of ``cuda.py``: Triton kernels of the same design on ``tl.dot_scaled``, and torch.
 
 Needs torch and triton, which block32 itself does not.
 """
 
-# Triton turns integers into constexpr when a kernel is launched.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 import triton
 import triton.language as tl
 

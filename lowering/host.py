@@ -9,6 +9,7 @@ call before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iree.compiler import ir
@@ -194,34 +195,70 @@ class _Dispatches:
         return arith.index_cast(ir.IntegerType.get_signless(32), as_value(self.m))
 
 
+class StandaloneModule:
+    """A module with the kernels of one matmul and functions that call them.
+
+    Needs an open context and location. Calls become dispatches in ``finish``, as in a program that
+    is compiled: IREE would inline late, and copy what a call is given.
+
+    Attributes:
+        module: The module; whole once ``finish`` ran.
+    """
+
+    def __init__(self, spec: KernelSpec):
+        """Begin a module for ``spec``."""
+        self.module = ir.Module.create()
+        self._spec = spec
+        self._calls: list[ir.Operation] = []
+        with ir.InsertionPoint(self.module.body):
+            self._executable = build_executable(spec, "block32_kernels")
+            self._host = build_host_function(spec, "block32_matmul", "block32_kernels")
+
+    def add_function(
+        self, name: str, arguments: Sequence[ir.Type], results: Sequence[ir.Type]
+    ) -> ir.Block:
+        """Add a public ``func.func``; its entry block, without ops."""
+        signature = ir.FunctionType.get(list(arguments), list(results))
+        with ir.InsertionPoint(self.module.body):
+            function = ir.Operation.create(
+                "func.func",
+                attributes={
+                    "sym_name": ir.StringAttr.get(name),
+                    "function_type": ir.TypeAttr.get(signature),
+                },
+                regions=1,
+            )
+        locations = [ir.Location.unknown()] * len(arguments)
+        return function.regions[0].blocks.append(*arguments, arg_locs=locations)
+
+    def call(self, operands: Sequence[ir.Value]) -> ir.Value:
+        """Compute y at the insertion point; ``operands`` as ``operand_types`` orders them."""
+        y = build_call("block32_matmul", list(operands), result_type(self._spec.problem))
+        self._calls.append(y.owner)
+        return y
+
+    def finish(self) -> ir.Module:
+        """Turn calls into dispatches and write the kernels; the module."""
+        for call_op in self._calls:
+            inline_call(call_op, self._host)
+        self._host.erase()
+        emit_kernels(self._spec, self._executable)
+        return self.module
+
+
 def build_standalone_module(spec: KernelSpec, function: str = "main") -> ir.Module:
     """A module with one public function that computes ``spec``: for tools, tests and benchmarks.
 
     Needs an open context and location. The function takes the operands of
     ``spec.problem.argument_names`` and returns y.
     """
-    module = ir.Module.create()
-    with ir.InsertionPoint(module.body):
-        executable = build_executable(spec, "block32_kernels")
-        function_op = build_host_function(spec, "block32_matmul", "block32_kernels")
-        types = list(operand_types(spec.problem).values())
-        signature = ir.FunctionType.get(types, [result_type(spec.problem)])
-        main = ir.Operation.create(
-            "func.func",
-            attributes={
-                "sym_name": ir.StringAttr.get(function),
-                "function_type": ir.TypeAttr.get(signature),
-            },
-            regions=1,
-        )
-        block = main.regions[0].blocks.append(*types, arg_locs=[ir.Location.unknown()] * len(types))
-        with ir.InsertionPoint(block):
-            y = build_call("block32_matmul", list(block.arguments), result_type(spec.problem))
-            ir.Operation.create("func.return", operands=[y])
-    inline_call(y.owner, function_op)
-    function_op.erase()
-    emit_kernels(spec, executable)
-    return module
+    standalone = StandaloneModule(spec)
+    types = list(operand_types(spec.problem).values())
+    block = standalone.add_function(function, types, [result_type(spec.problem)])
+    with ir.InsertionPoint(block):
+        y = standalone.call(list(block.arguments))
+        ir.Operation.create("func.return", operands=[y])
+    return standalone.finish()
 
 
 def build_call(callee: str, operands: list[ir.Value], result: ir.Type) -> ir.Value:
