@@ -46,6 +46,12 @@ class Mix:
         """The matrix instructions in units of 32 clocks."""
         return self.mfma_clocks / 32
 
+    @property
+    def lds_read_bytes(self) -> int:
+        """Bytes that a wave reads from LDS."""
+        reads = {what: count for what, count in self.widths.items() if what.startswith("lds read")}
+        return sum(count * int(what.split()[-1]) * WAVE_LANES for what, count in reads.items())
+
 
 @dataclass(frozen=True)
 class KernelFacts:
@@ -139,40 +145,47 @@ def occupancy(registers: int, lds_bytes: int, threads: int) -> int:
     return min(limit, -(-workgroups * waves // SIMDS))
 
 
-def loop_instructions(code: Sequence[Instruction]) -> Sequence[Instruction] | None:
-    """The loop with most matrix instructions: the code from a branch's target up to the branch.
+def loop_range(code: Sequence[Instruction]) -> range | None:
+    """Where the loop with most matrix instructions is: from a branch's target up to the branch.
 
     Of nested loops with equally many the inner one, which is the shorter.
     """
     positions = {instruction.pc: number for number, instruction in enumerate(code)}
-    best: Sequence[Instruction] | None = None
+    best: range | None = None
     best_key = (0, 0)
     for number, instruction in enumerate(code):
         target = branch_target(instruction)
         if target is None or target > instruction.pc or target not in positions:
             continue
-        loop = code[positions[target] : number + 1]
-        mfma_count = sum(instruction_class(inside) == "mfma" for inside in loop)
+        loop = range(positions[target], number + 1)
+        mfma_count = sum(instruction_class(code[inside]) == "mfma" for inside in loop)
         if mfma_count and (mfma_count, -len(loop)) > best_key:
             best, best_key = loop, (mfma_count, -len(loop))
     return best
 
 
+def loop_instructions(code: Sequence[Instruction]) -> Sequence[Instruction] | None:
+    """The loop with most matrix instructions (``loop_range``)."""
+    place = loop_range(code)
+    return code[place.start : place.stop] if place else None
+
+
 def mix_of(code: Sequence[Instruction]) -> Mix:
-    """Count instructions by class and width."""
+    """Count instructions by class and width; the same instruction may come several times."""
     classes: Counter[str] = Counter()
     widths: Counter[str] = Counter()
     clocks = loaded = 0
-    for instruction in code:
-        kind = instruction_class(instruction)
-        classes[kind] += 1
+    times = Counter(instruction.pc for instruction in code)
+    for instruction in {instruction.pc: instruction for instruction in code}.values():
+        kind, count = instruction_class(instruction), times[instruction.pc]
+        classes[kind] += count
         if kind == "mfma":
-            clocks += mfma_clocks(instruction)
+            clocks += count * mfma_clocks(instruction)
         if kind in ("vmem", "lds"):
             what, size = memory_operation(instruction)
-            widths[f"{what} {size}"] += 1
+            widths[f"{what} {size}"] += count
             if what in ("global load", "load to lds"):
-                loaded += size * WAVE_LANES
+                loaded += count * size * WAVE_LANES
     return Mix(len(code), classes, widths, clocks, loaded)
 
 

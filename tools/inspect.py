@@ -3,8 +3,9 @@
 """``block32 inspect``: what the kernels of a compiled module are made of.
 
 Apple kernels are shown by ``apple_inspect``; what follows is for gfx950.
-For each kernel its registers, LDS and spills, and of the loop that holds most matrix instructions
-the mix of instructions. ``--execute`` runs kernels in the executor against float64.
+For each kernel its registers, LDS and spills, of the loop that holds most matrix instructions the
+mix of instructions, and an estimate of a launch. ``--execute`` runs kernels in the executor against
+float64.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ from block32.tools.gfx950_executor import (
     parse_code_object,
 )
 from block32.tools.gfx950_executor.mutate import instructions
+from block32.tools.gfx950_inspect_launch import (
+    FOOTNOTE,
+    InspectedLaunch,
+    launch_table,
+    tier_of,
+)
 from block32.tools.gfx950_launch import launch_matmul
 from block32.tools.gfx950_listing import KernelFacts, Mix, facts_of
 
@@ -61,7 +68,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "inspect",
         help="list a module's kernels and their instruction mix",
         description="List the kernels of a vmfb. gfx950: registers, LDS, spills, occupancy, and "
-        "the instructions of the loop that holds most matrix instructions. Apple (or a "
+        "the instructions of the loop that holds most matrix instructions, and an in-order "
+        "estimate of a launch, which ranks kernels and predicts no hardware. Apple (or a "
         ".metallib): versions, hashes, and the instructions of the hot loop.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -79,7 +87,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="run the kernels' matmuls on random data in the executor, against float64",
     )
     parser.add_argument(
-        "--m", type=int, metavar="ROWS", help="rows of x for --execute where M is dynamic"
+        "--m",
+        type=int,
+        metavar="ROWS",
+        help="rows of x for --execute and the estimate of a launch, where M is dynamic",
     )
     parser.add_argument("--seed", type=int, default=0, help="of --execute's data and schedule")
     parser.set_defaults(handler=run)
@@ -117,7 +128,7 @@ def _describe(args: argparse.Namespace, kernels: list[tuple[bytes, Kernel]]) -> 
         for hsaco, kernel in kernels:
             print("\n".join([f"{kernel.name}:", *disassemble(hsaco, kernel.name)]))
         return 0
-    inspected = [Inspected.create(hsaco, kernel) for hsaco, kernel in kernels]
+    inspected = [Inspected.create(hsaco, kernel, args.m) for hsaco, kernel in kernels]
     if args.json:
         json.dump([kernel.as_json() for kernel in inspected], sys.stdout, indent=2)
         print()
@@ -135,17 +146,28 @@ def _bytes_of(path: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Inspected:
-    """A kernel's facts, and what the in-order model says of its loop."""
+    """A kernel's facts, and what the in-order model says of its loop and of a launch."""
 
     facts: KernelFacts
     estimate: Estimate | None
+    launch: InspectedLaunch | None
 
     @classmethod
-    def create(cls, hsaco: bytes, kernel: Kernel) -> Inspected:
-        """Read a kernel. The model puts a workgroup's waves on the four SIMDs in turn."""
+    def create(cls, hsaco: bytes, kernel: Kernel, rows: int | None = None) -> Inspected:
+        """Read a kernel. The model puts a workgroup's waves on the four SIMDs in turn.
+
+        A launch is estimated for ``rows`` rows, by default the most that the kernel serves.
+        """
         facts = facts_of(hsaco, kernel)
-        waves = max(1, facts.threads // WAVE_LANES // SIMDS)
-        return cls(facts, estimate(instructions(hsaco, kernel.name), waves))
+        code = instructions(hsaco, kernel.name)
+        loop = estimate(code, max(1, facts.threads // WAVE_LANES // SIMDS))
+        named = parse_kernel_name(kernel.name)
+        chosen = tier_of(named.problem, named.tier, facts.threads) if named else None
+        if named is None or chosen is None:
+            return cls(facts, loop, None)
+        tier, most_rows = chosen
+        launch = InspectedLaunch.create(code, facts, tier, named.problem, rows or most_rows)
+        return cls(facts, loop, launch)
 
     def as_json(self) -> dict[str, Any]:
         """Everything as JSON values."""
@@ -155,6 +177,7 @@ class Inspected:
             if mix is not None:
                 values[name] = {**vars(mix), "per_32_mfma_clocks": _per_mfma(mix)}
         values["estimate"] = vars(self.estimate) if self.estimate else None
+        values["launch"] = self.launch.as_json() if self.launch else None
         return values
 
 
@@ -232,9 +255,14 @@ def _print_inspected(inspected: list[Inspected]) -> None:
         )
     console.print(registers)
     console.print(loops)
+    launches = [(entry.facts.name, entry.launch) for entry in inspected if entry.launch]
+    if launches:
+        console.print(launch_table(launches))
     console.print(
-        "* share of the time that the matrix unit works, in an in-order model: an estimate"
+        "* busy: share of the time that the matrix unit works, in an in-order model: an estimate"
     )
+    if launches:
+        console.print(FOOTNOTE)
 
 
 def _mix_cells(mix: Mix) -> list[str]:

@@ -50,3 +50,13 @@ OUT_OF_BOUNDS: Final = -(1 << 31)
 #: Peak rates, for estimates: HBM bytes a second, MXFP8 FLOP a second.
 HBM_BYTES_PER_SECOND: Final = 8.0e12
 MXFP8_FLOPS: Final = 5.0e15
+
+#: Peak clock, for estimates: 256 compute units at 8192 FLOP a clock make the rate above.
+CLOCKS_PER_SECOND: Final = 2.4e9
+
+#: Bytes that a compute unit gets from its L1 and from its LDS in a clock, for estimates.
+L1_BYTES_PER_CLOCK: Final = 64
+LDS_BYTES_PER_CLOCK: Final = 256
+
+#: What a second launch adds, for estimates (no public figure).
+SECOND_LAUNCH_SECONDS: Final = 2.0e-6

@@ -158,12 +158,13 @@ def tuned_tiers() -> dict[tuple[int, int], tuple[KernelTier, ...]]:
     )
     table: dict[tuple[int, int], tuple[KernelTier, ...]] = {}
     for shape in tomllib.loads(text)["shapes"]:
-        tiers = tuple(_tier_from_table(fields) for fields in shape["tiers"])
+        tiers = tuple(tier_from_table(fields) for fields in shape["tiers"])
         table[shape["n"], shape["k"]] = tiers
     return table
 
 
-def _tier_from_table(fields: dict[str, Any]) -> KernelTier:
+def tier_from_table(fields: dict[str, Any]) -> KernelTier:
+    """A tier of a table, from its TOML fields."""
     lists_as_tuples: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
