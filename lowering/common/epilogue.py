@@ -48,7 +48,7 @@ def _constant(value: float, like: ir.Value) -> ir.Value:
 
 
 def _relu(x: ir.Value) -> ir.Value:
-    """max(x, 0); a NaN stays. (IREE's rocm back end makes a maximum of which a NaN is not.)"""
+    """max(x, 0); a NaN stays, which the maximum of IREE's rocm back end would lose."""
     zero = _constant(0.0, x)
     return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, x, zero), zero, x)
 
