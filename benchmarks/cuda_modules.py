@@ -362,9 +362,7 @@ def _add_batch(
     block = standalone.add_function(name, arguments, [result])
     with ir.InsertionPoint(block):
         x, x_scale, *rest = block.arguments
-        outputs = [
-            standalone.call([x, rest[i], x_scale, rest[weights + i]]) for i in range(calls)
-        ]
+        outputs = [standalone.call([x, rest[i], x_scale, rest[weights + i]]) for i in range(calls)]
         ir.Operation.create("util.optimization_barrier", results=[result] * calls, operands=outputs)
         ir.Operation.create("func.return", operands=[outputs[-1]])
 

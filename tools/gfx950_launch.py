@@ -20,7 +20,7 @@ from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import RESULT, Launch
 from block32.tools.gfx950_executor import Buffer, Executor, Report
 
-RESULT_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+FLOAT_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 #: What results and slots hold before a launch: a value that no product has.
 POISON = 0xA5
@@ -71,7 +71,7 @@ def launch_matmul(
     index = next(i for i, t in enumerate(tiers) if t.max_m is None or m <= t.max_m)
     plan = target.plan(problem, tiers)
     arrays = dict(operands)
-    arrays[RESULT] = np.empty((m, problem.n), RESULT_TYPES[problem.result])
+    arrays[RESULT] = np.empty((m, problem.n), FLOAT_TYPES[problem.result])
     arrays[RESULT].view(np.uint8)[:] = POISON
     for name, buffer in plan.buffers.items():
         size = as_integer(buffer.size(m))

@@ -48,8 +48,9 @@ def _constant(value: float, like: ir.Value) -> ir.Value:
 
 
 def _relu(x: ir.Value) -> ir.Value:
-    """max(x, 0); a NaN stays."""
-    return arith.maximumf(x, _constant(0.0, x))
+    """max(x, 0); a NaN stays, which the maximum of IREE's rocm back end would lose."""
+    zero = _constant(0.0, x)
+    return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, x, zero), zero, x)
 
 
 def _gelu(x: ir.Value) -> ir.Value:

@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The two scaled matrix instructions of gfx950 as data: which lane holds which element.
+"""The matrix instructions of the gfx950 kernels as data: which lane holds which element.
 
 A wave's 64 lanes form groups: a lane's *row* (A) or *column* (B) is ``lane % m``, its group is
 ``lane // m``. A lane holds 32 K elements of an operand, as 16-byte chunks, and the scale byte of
@@ -15,6 +15,9 @@ one K block.
 
 Source: AMD's published example of the 32x32x64 fp8 instruction and the code that Triton makes,
 which agree. (IREE 3.13's own layout table has one contiguous chunk for 8-bit operands as well.)
+
+Without scales there is 16x16x32 in bf16: a lane holds K = 8g .. 8g+7 of its row or column, and
+register r of the result is row 4g + r.
 """
 
 from __future__ import annotations
@@ -61,9 +64,22 @@ class ScaledAtom:
         """f32 registers of the result in each lane."""
         return self.m * self.m // WAVE_LANES
 
+    @property
+    def lane_elements(self) -> int:
+        """K elements of an operand in each lane."""
+        return self.m * self.k // WAVE_LANES
+
+    def lane_words(self, bits: int) -> int:
+        """Registers of an operand with elements of ``bits`` in each lane."""
+        return self.lane_elements * bits // 32
+
+    def chunk_bytes(self, bits: int) -> int:
+        """Bytes of a lane's elements that lie together in memory and that one load brings."""
+        return min(CHUNK_BYTES, 4 * self.lane_words(bits))
+
     def chunks(self, bits: int) -> int:
-        """16-byte chunks of an operand with elements of ``bits`` in each lane."""
-        return BLOCK_K * bits // 8 // CHUNK_BYTES
+        """Chunks of an operand with elements of ``bits`` in each lane."""
+        return 4 * self.lane_words(bits) // self.chunk_bytes(bits)
 
     def chunk_k(self, group: Index, chunk: int, bits: int) -> Index:
         """The first K of a lane's chunk; the chunk goes on to the next 16 or 32."""
@@ -76,10 +92,22 @@ class ScaledAtom:
         return group * 4 + (register // 4 * 8 + register % 4)
 
 
+@dataclass(frozen=True)
+class DenseAtom(ScaledAtom):
+    """A matrix instruction without scales, for one K block: a lane's elements are neighbours."""
+
+    def chunk_k(self, group: Index, chunk: int, bits: int) -> Index:
+        """The first K of a lane's chunk."""
+        return group * self.lane_elements + chunk * (8 * CHUNK_BYTES // bits)
+
+
 MFMA_16X16X128: Final = ScaledAtom(m=16, k=128, clocks=32)
 MFMA_32X32X64: Final = ScaledAtom(m=32, k=64, clocks=64)
 
-#: The instructions by their (M, N, K).
+#: bf16 operands: 16 clocks (AMD's CDNA4 instruction set document, 4 passes).
+MFMA_16X16X32_BF16: Final = DenseAtom(m=16, k=32, clocks=16)
+
+#: The scaled instructions by their (M, N, K).
 ATOMS: Final = {atom.shape: atom for atom in (MFMA_16X16X128, MFMA_32X32X64)}
 
 

@@ -65,9 +65,9 @@ class OperandRows:
         self, lane_offset: Index, window: KWindow, instruction: int, k: Index
     ) -> list[ir.Value]:
         """The chunks of one instruction, whose window starts at ``k`` in all lanes."""
-        four = ops.vector_type(4, ops.i32_type())
+        chunk_type = ops.vector_type(window.atom.chunk_bytes(self.bits) // 4, ops.i32_type())
         return [
-            self.buffer.load(four, lane_offset, self._uniform(window, chunk, instruction, k))
+            self.buffer.load(chunk_type, lane_offset, self._uniform(window, chunk, instruction, k))
             for chunk in range(window.atom.chunks(self.bits))
         ]
 
@@ -76,19 +76,18 @@ class OperandRows:
 
     def load_guarded(self, fragment: int, atom: ScaledAtom, k: Index) -> list[ir.Value]:
         """The chunks of one instruction at K = ``k``, with zeros from the end of the row on."""
-        return [
-            self._load_chunk_guarded(fragment, k + atom.chunk_k(self.group, chunk, self.bits))
-            for chunk in range(atom.chunks(self.bits))
-        ]
+        chunk_bytes = atom.chunk_bytes(self.bits)
+        starts = [k + atom.chunk_k(self.group, c, self.bits) for c in range(atom.chunks(self.bits))]
+        return [self._load_chunk_guarded(fragment, start, chunk_bytes) for start in starts]
 
-    def _load_chunk_guarded(self, fragment: int, k: Index) -> ir.Value:
-        """16 bytes in pieces that are wholly inside the row or wholly outside."""
+    def _load_chunk_guarded(self, fragment: int, k: Index, chunk_bytes: int) -> ir.Value:
+        """The bytes of a chunk in pieces that are wholly inside the row or wholly outside."""
         width = aligned_width(self.row_bytes, CHUNK_BYTES)
-        if 4 < width < CHUNK_BYTES:
-            width = 4
+        if width < CHUNK_BYTES or chunk_bytes < CHUNK_BYTES:
+            width = min(4, width)
         start = self.bytes_of(self.panel_k + k)
         pieces = []
-        for byte in range(0, CHUNK_BYTES, width):
+        for byte in range(0, chunk_bytes, width):
             is_inside = less(start + byte, self.row_bytes)
             offset = self.rows[fragment] + start + byte
             pieces.append(
@@ -105,7 +104,7 @@ def piece_type(width: int) -> ir.Type:
 
 
 def join_pieces(pieces: list[ir.Value], width: int) -> ir.Value:
-    """A vector of four i32 from pieces of 1, 2, 4 or 16 bytes in memory order."""
+    """A vector of i32, or one i32, from pieces of 1, 2, 4 or 16 bytes in memory order."""
     if width == CHUNK_BYTES:
         return pieces[0]
     in_word = 4 // width
@@ -113,7 +112,9 @@ def join_pieces(pieces: list[ir.Value], width: int) -> ir.Value:
         join_word(pieces[first : first + in_word], width)
         for first in range(0, len(pieces), in_word)
     ]
-    return vector.from_elements(ops.vector_type(4, ops.i32_type()), words)
+    if len(words) == 1:
+        return words[0]
+    return vector.from_elements(ops.vector_type(len(words), ops.i32_type()), words)
 
 
 def join_word(pieces: list[ir.Value], width: int) -> ir.Value:

@@ -11,7 +11,13 @@ from block32.lowering.common.index import Index
 from block32.lowering.common.index import ceil_div as index_ceil_div
 from block32.lowering.common.packing import Packing
 from block32.lowering.common.partition import SplitPartition
-from block32.lowering.gfx950.atoms import ATOMS, MFMA_16X16X128, KWindow, ScaledAtom
+from block32.lowering.gfx950.atoms import (
+    ATOMS,
+    MFMA_16X16X32_BF16,
+    MFMA_16X16X128,
+    KWindow,
+    ScaledAtom,
+)
 from block32.lowering.gfx950.fragments import scale_spread
 from block32.lowering.gfx950.machine import (
     CHUNK_BYTES,
@@ -39,6 +45,8 @@ class Geometry:
     @property
     def atom(self) -> ScaledAtom:
         """The matrix instruction."""
+        if not self.problem.lhs_scaled:
+            return MFMA_16X16X32_BF16
         return ATOMS[self.tier.mma] if self.tier.mma else MFMA_16X16X128
 
     @property
@@ -217,8 +225,8 @@ class Geometry:
         (tiled); x fragments read ahead; addresses. Within a few of what LLVM takes.
         """
         accumulators = self.fragments_m * self.fragments_n * self.atom.result_registers
-        x_words = self.atom.chunks(self.lhs_bits) * 4
-        w_words = self.atom.chunks(self.rhs_bits) * 4
+        x_words = self.atom.lane_words(self.lhs_bits)
+        w_words = self.atom.lane_words(self.rhs_bits)
         fragments = self.fragments_m + self.fragments_n
         scales = fragments * self.instructions // self.window.spread
         step = self.fragments_n * self.instructions * w_words + scales
@@ -264,12 +272,21 @@ class Geometry:
         return None
 
     def _check_packed_shape(self) -> str | None:
+        if not self.problem.lhs_scaled:
+            return self._check_unscaled_shape()
         if self.atom is not MFMA_16X16X128:
             return "mma is 32x32x64; expected 16x16x128 in the packed form"
         if self.tier.k_pack not in (1, 2, 4):
             return f"k_pack is {self.tier.k_pack}; expected 1, 2 or 4"
         if self.block_m * self.tier.k_pack < 16 or self.block_n < 16:
             return "expected tile M times k_pack, and tile N, of at least 16 in the packed form"
+        return None
+
+    def _check_unscaled_shape(self) -> str | None:
+        if self.tier.k_pack != 1:
+            return f"k_pack is {self.tier.k_pack}; expected 1 where x has no scales"
+        if self.block_m < 16 or self.block_n < 16:
+            return "expected tile M and tile N of at least 16 in the packed form"
         return None
 
     def _check_waves(self) -> str | None:

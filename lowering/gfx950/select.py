@@ -13,8 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
+from block32.lowering.gfx950.atoms import ATOMS, MFMA_16X16X32_BF16
 from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.machine import COMPUTE_UNITS, MEMORY_CLOCKS
+from block32.lowering.gfx950.w8a16 import PARTS
 from block32.lowering.problem import ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts, Selection
 
@@ -23,6 +25,9 @@ NAME = "gfx950"
 LHS_TYPES = ("f8E4M3FN", "f8E5M2")
 RHS_TYPES = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 RHS_BLOCKS = ((1, 32), (32, 32))
+
+#: Types of an x without scales.
+UNSCALED_TYPES = tuple(PARTS)
 
 #: Rows up to which one tier of a dynamic M serves all: the time is that of streaming the weight.
 FEWEST_ROWS = 8
@@ -47,6 +52,14 @@ LARGE_TIERS = (
     KernelTier("tiled", tile=(128, 256, 256), warps=4, stages=2, mma=(32, 32, 64)),
 )
 
+#: Kernels of an x without scales. Weights are converted once for all rows of a tile, and of the
+#: 16 rows of a matrix instruction those that do not exist cost nothing but time that memory needs.
+UNSCALED_TIERS = (
+    KernelTier("packed", max_m=16, tile=(16, 32, 256), warps=4, stages=2),
+    KernelTier("packed", max_m=32, tile=(32, 32, 256), warps=4, stages=2),
+    KernelTier("packed", tile=(64, 64, 128), warps=4, stages=2),
+)
+
 #: A larger tile is taken once it still makes this many workgroups: a larger tile loads less for
 #: each product, but a machine that is mostly idle gains nothing from it.
 WANTED_WORKGROUPS = COMPUTE_UNITS // 2
@@ -67,6 +80,12 @@ def default_tiers(n: int, k: int) -> tuple[KernelTier, ...]:
         if most > (tiers[-1].max_m or 0):
             tiers.append(replace(tier, max_m=most))
     return (*(fill_machine(tier, n, k) for tier in tiers), usable[-1])
+
+
+def unscaled_tiers(n: int, k: int) -> tuple[KernelTier, ...]:
+    """The tiers of an [``n``, ``k``] weight for an x without scales."""
+    *bounded, last = UNSCALED_TIERS
+    return (*(fill_machine(tier, n, k) for tier in bounded), last)
 
 
 def fill_machine(tier: KernelTier, n: int, k: int) -> KernelTier:
@@ -92,8 +111,9 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
     reason = why_unsupported(problem, facts)
     if reason:
         return Selection(None, reason)
-    tuned = tuned_tiers().get((problem.n, problem.k))
-    tiers = tuned or default_tiers(problem.n, problem.k)
+    default = default_tiers if problem.lhs_scaled else unscaled_tiers
+    tuned = tuned_tiers().get((problem.n, problem.k)) if problem.lhs_scaled else None
+    tiers = tuned or default(problem.n, problem.k)
     tiers = unbounded_last(thin(tiers) if problem.m is None else tiers)
     if problem.m is not None:
         m = problem.m
@@ -111,9 +131,11 @@ def why_unsupported(problem: ScaledMatmul, facts: DeviceFacts) -> str | None:
     """Why there is no kernel for this matmul at all, or None."""
     if facts.architecture not in ("", NAME):
         return f"needs gfx950 but the module is compiled for {facts.architecture}"
-    if problem.lhs not in LHS_TYPES or not problem.lhs_scaled:
-        wanted = " or ".join(LHS_TYPES)
-        return f"x is {problem.lhs}; gfx950 multiplies scaled {wanted}{_cure(problem.lhs)}"
+    if problem.lhs not in (LHS_TYPES if problem.lhs_scaled else UNSCALED_TYPES):
+        return (
+            f"x is {problem.lhs}; gfx950 multiplies scaled {' or '.join(LHS_TYPES)}, or "
+            f"{', '.join(UNSCALED_TYPES)} without scales{_cure(problem.lhs)}"
+        )
     if problem.rhs not in RHS_TYPES:
         wanted = ", ".join(RHS_TYPES)
         return f"w is {problem.rhs}; gfx950 multiplies scaled {wanted}{_cure(problem.rhs)}"
@@ -136,8 +158,12 @@ def verify(problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str |
         return f"form is '{tier.form}'; expected 'tiled' or 'packed'"
     if tier.tile is None:
         return f"form '{tier.form}' needs a tile"
-    if tier.mma not in (None, (16, 16, 128), (32, 32, 64)):
-        return f"mma is {list(tier.mma)}; expected [16, 16, 128] or [32, 32, 64]"
+    if not problem.lhs_scaled and tier.form != "packed":
+        return f"form is '{tier.form}'; expected 'packed' for an x without scales"
+    known = list(ATOMS) if problem.lhs_scaled else [MFMA_16X16X32_BF16.shape]
+    if tier.mma not in (None, *known):
+        wanted = " or ".join(str(list(shape)) for shape in known)
+        return f"mma is {list(tier.mma)}; expected {wanted}"
     if tier.weight_layout != "plain":
         return f"weight_layout is '{tier.weight_layout}'; expected 'plain'"
     if tier.quantize != "none":

@@ -12,6 +12,7 @@ from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.machine import LDS_BYTES, SIMDS, VECTOR_REGISTERS, XCDS
 from block32.lowering.gfx950.packed import emit_packed
 from block32.lowering.gfx950.tiled import emit_tiled
+from block32.lowering.gfx950.w8a16 import emit_w8a16
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import (
@@ -115,6 +116,8 @@ class Gfx950Target(Target):
         if launch.name == REDUCE:
             if geometry.splits > 1:
                 split_k.emit_reduce(geometry, kernel)
+        elif not problem.lhs_scaled:
+            emit_w8a16(geometry, kernel)
         elif geometry.is_packed:
             emit_packed(geometry, kernel)
         else:

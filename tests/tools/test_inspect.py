@@ -88,6 +88,21 @@ def test_execute_compares_with_the_reference(module: str, capsys: pytest.Capture
     assert result["relative_error"] < 5e-3
 
 
+def test_execute_runs_an_activation_without_scales_but_no_unknown_epilogue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = Path(__file__).parents[1] / "lowering" / "gfx950"
+    arguments = ["--target=gfx950", "-o", str(tmp_path / "m.vmfb"), "--quiet"]
+    assert main(["compile", str(source / "w8a16.mlir"), *arguments]) == 0
+    assert main(["inspect", str(tmp_path / "m.vmfb"), "--execute", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [result["verdict"] for result in results] == ["right", "right"]
+    assert main(["compile", str(source / "epilogue.mlir"), *arguments]) == 0
+    assert main(["inspect", str(tmp_path / "m.vmfb"), "--execute", "--json"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)
+    assert "8x96x512" in only["kernel"]
+
+
 def test_execute_refuses_rows_of_another_tier(module: str, capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", module, "--kernel", "tier0", "--execute", "--m", "20"]) == 1
     assert "tier 0 serves 1 to 8 rows but got 20" in capsys.readouterr().err

@@ -132,7 +132,8 @@ def test_more_tiles_than_counters_are_refused():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"lhs": "bf16", "lhs_scaled": False}, "x is bf16; gfx950 multiplies scaled"),
+        ({"lhs": "bf16"}, "x is bf16; gfx950 multiplies scaled f8E4M3FN or f8E5M2, or bf16, f16"),
+        ({"lhs_scaled": False}, "x is f8E4M3FN; gfx950 multiplies scaled f8E4M3FN or f8E5M2, or"),
         ({"rhs": "bf16"}, "w is bf16; gfx950 multiplies scaled"),
         ({"rhs_block": (128, 128)}, "expected (1, 32) or (32, 32)"),
         ({"lhs": "f8E4M3FNUZ"}, "FNUZ types are those of gfx942: convert the model"),
@@ -148,3 +149,30 @@ def test_another_chip_is_refused_by_name():
     selection = select.select(PROBLEM, DeviceFacts(architecture="gfx942"))
     assert selection.config is None
     assert selection.reason == "needs gfx950 but the module is compiled for gfx942"
+
+
+UNSCALED = ScaledMatmul(m=64, n=256, k=1024, lhs="bf16", lhs_scaled=False)
+STREAMED = KernelTier("packed", tile=(16, 32, 256), warps=4, stages=2)
+
+
+@pytest.mark.parametrize("lhs", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1, 33), (96, 640), (5120, 2048)])
+def test_an_x_without_scales_has_a_kernel_for_every_m(lhs: str, n: int, k: int):
+    problem = ScaledMatmul(m=None, n=n, k=k, lhs=lhs, lhs_scaled=False)
+    for tier in chosen(problem):
+        assert select.verify(problem, tier, FACTS) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"form": "tiled"}, "form is 'tiled'; expected 'packed' for an x without scales"),
+        ({"k_pack": 2}, "k_pack is 2; expected 1 where x has no scales"),
+        ({"mma": (16, 16, 128)}, "mma is [16, 16, 128]; expected [16, 16, 32]"),
+        ({"tile": (8, 32, 256)}, "expected tile M and tile N of at least 16"),
+        ({"tile": (128, 128, 256)}, "bytes of LDS; expected at most 163840"),
+    ],
+)
+def test_an_explicit_kernel_for_an_x_without_scales_is_verified(change, reason: str):
+    assert reason in (select.verify(UNSCALED, replace(STREAMED, **change), FACTS) or "")
+    assert select.verify(UNSCALED, STREAMED, FACTS) is None
