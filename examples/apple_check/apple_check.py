@@ -128,7 +128,7 @@ def _arguments(operands: Operands) -> list[Array]:
     arrays = [operands.arrays[buffer.name] for buffer in matmul.buffers()[:-1]]
     signless = {np.dtype(np.uint8): np.int8, np.dtype(np.uint32): np.int32}
     arguments = [array.view(signless.get(array.dtype, array.dtype)) for array in arrays]
-    if matmul.grouped:
+    if matmul.grouping:
         arguments.append(poisoned((operands.case.m, matmul.n), matmul.result))
     return arguments
 

@@ -13,6 +13,7 @@ from block32.lowering.apple.air_parser import parse
 from block32.lowering.apple.air_statistics import Loop, hot_loop, innermost_loops
 from block32.lowering.apple.library import compile_matmul
 from block32.lowering.apple.matmul import Matmul
+from block32.lowering.problem import Grouping
 
 
 def _hot_loop(matmul: Matmul, form: str = "tiled") -> Loop:
@@ -29,12 +30,12 @@ def _hot_loop(matmul: Matmul, form: str = "tiled") -> Loop:
         Matmul(n=4097, k=575),
         Matmul(n=64, k=64, lhs="f8E4M3FN", rhs="f8E5M2"),
         Matmul(n=64, k=64, lhs_transposed=True, rhs_transposed=True),
-        Matmul(n=64, k=64, grouped=True, expert_scale=True),
+        Matmul(n=64, k=64, grouping=Grouping(4, 9), expert_scale=True),
     ],
     ids=str,
 )
 def test_a_step_is_four_matrix_instructions_and_eight_vector_loads(matmul: Matmul) -> None:
-    loop = _hot_loop(matmul, "grouped" if matmul.grouped else "tiled")
+    loop = _hot_loop(matmul, "grouped" if matmul.grouping else "tiled")
     assert (loop.matrix, loop.vector_loads, loop.scalar_loads, loop.stores) == (4, 8, 0, 0)
     assert loop.others.total() <= 12
 
