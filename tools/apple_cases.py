@@ -44,6 +44,7 @@ class Case:
         m: rows of x (of all groups together).
         tokens: rows of each group, in a grouped matmul.
         experts: expert of each group.
+        cancelling: scales of x and w are the smallest and the largest there are: 1 together.
     """
 
     matmul: Matmul
@@ -51,6 +52,7 @@ class Case:
     m: int = 1
     tokens: tuple[int, ...] = ()
     experts: tuple[int, ...] = ()
+    cancelling: bool = False
 
     def __str__(self) -> str:
         mm = self.matmul
@@ -58,6 +60,7 @@ class Case:
         parts += [f"scaled{mm.rhs_block[0]}"] if mm.rhs_block else []
         parts += [f"{side}T" for side in ("lhs", "rhs") if getattr(mm, f"{side}_transposed")]
         parts += ["-".join(map(str, self.experts))] if self.experts else []
+        parts += ["cancelling"] if self.cancelling else []
         parts += [mm.epilogue.activation] if mm.epilogue.activation else []
         return "_".join(parts)
 
@@ -112,6 +115,13 @@ def _scaled(values: Array, scales: Array, rows: int) -> Array:
     return values * wide[..., : values.shape[-2], : values.shape[-1]]
 
 
+def _scales(rng: np.random.Generator, shape: tuple[int, ...], byte: int | None) -> Array:
+    """Scale bytes around 1, or all the same."""
+    if byte is not None:
+        return np.full(shape, byte, np.uint8)
+    return rng.integers(118, 137, shape, dtype=np.uint8)
+
+
 def random_operands(case: Case, seed: int = 0) -> Operands:
     """Operands of a case from a seed."""
     rng = np.random.default_rng(seed)
@@ -125,11 +135,11 @@ def random_operands(case: Case, seed: int = 0) -> Operands:
         "rhs": np.ascontiguousarray(rhs.T) if mm.rhs_transposed else rhs,
     }
     if mm.lhs_scaled:
-        arrays["lhs_scale"] = rng.integers(118, 137, (m, mm.k_blocks), dtype=np.uint8)
+        arrays["lhs_scale"] = _scales(rng, (m, mm.k_blocks), 0 if case.cancelling else None)
         x = _scaled(x, arrays["lhs_scale"], 1)
     if mm.rhs_block:
         shape = (*experts, mm.rhs_scale_rows, mm.k_blocks)
-        arrays["rhs_scale"] = rng.integers(118, 137, shape, dtype=np.uint8)
+        arrays["rhs_scale"] = _scales(rng, shape, 254 if case.cancelling else None)
         w = _scaled(w, arrays["rhs_scale"], mm.rhs_block[0])
     if mm.grouping:
         arrays["offsets"] = np.concatenate([[0], np.cumsum(case.tokens)]).astype(np.uint32)
