@@ -19,6 +19,8 @@ import numpy.typing as npt
 from block32.lowering.apple import dense, gemv, grouped
 from block32.lowering.apple.library import compile_matmul
 from block32.lowering.apple.matmul import Matmul
+from block32.lowering.common.index import as_integer
+from block32.lowering.problem import Grouping
 from block32.runtime import reference
 from block32.tools.air_emulator.dispatch import Binding, Kernel
 from block32.tools.air_emulator.vmfb import LoadedKernel
@@ -42,7 +44,7 @@ class Case:
         m: rows of x (of all groups together).
         tokens: rows of each group, in a grouped matmul.
         experts: expert of each group.
-        expert_count: how many experts w holds.
+        cancelling: scales of x and w are the smallest and the largest there are: 1 together.
     """
 
     matmul: Matmul
@@ -50,7 +52,7 @@ class Case:
     m: int = 1
     tokens: tuple[int, ...] = ()
     experts: tuple[int, ...] = ()
-    expert_count: int = 0
+    cancelling: bool = False
 
     def __str__(self) -> str:
         mm = self.matmul
@@ -58,6 +60,7 @@ class Case:
         parts += [f"scaled{mm.rhs_block[0]}"] if mm.rhs_block else []
         parts += [f"{side}T" for side in ("lhs", "rhs") if getattr(mm, f"{side}_transposed")]
         parts += ["-".join(map(str, self.experts))] if self.experts else []
+        parts += ["cancelling"] if self.cancelling else []
         parts += [mm.epilogue.activation] if mm.epilogue.activation else []
         return "_".join(parts)
 
@@ -66,8 +69,8 @@ def grouped_case(
     expert_count: int, n: int, k: int, tokens: Sequence[int], experts: Sequence[int], **kwargs: Any
 ) -> Case:
     """A grouped case; more fields of `Matmul` as keywords."""
-    matmul = Matmul(n=n, k=k, grouped=True, **kwargs)
-    return Case(matmul, "grouped", sum(tokens), tuple(tokens), tuple(experts), expert_count)
+    matmul = Matmul(n=n, k=k, grouping=Grouping(expert_count, len(tokens)), **kwargs)
+    return Case(matmul, "grouped", sum(tokens), tuple(tokens), tuple(experts))
 
 
 @dataclass
@@ -112,11 +115,18 @@ def _scaled(values: Array, scales: Array, rows: int) -> Array:
     return values * wide[..., : values.shape[-2], : values.shape[-1]]
 
 
+def _scales(rng: np.random.Generator, shape: tuple[int, ...], byte: int | None) -> Array:
+    """Scale bytes around 1, or all the same."""
+    if byte is not None:
+        return np.full(shape, byte, np.uint8)
+    return rng.integers(118, 137, shape, dtype=np.uint8)
+
+
 def random_operands(case: Case, seed: int = 0) -> Operands:
     """Operands of a case from a seed."""
     rng = np.random.default_rng(seed)
     mm, m = case.matmul, case.m
-    experts = (case.expert_count,) if mm.grouped else ()
+    experts = (mm.grouping.experts,) if mm.grouping else ()
     lhs = random_values(rng, (m, mm.k), mm.lhs)
     rhs = random_values(rng, (*experts, mm.n, mm.k), mm.rhs)
     x, w = decode(lhs, mm.lhs), decode(rhs, mm.rhs)
@@ -125,17 +135,17 @@ def random_operands(case: Case, seed: int = 0) -> Operands:
         "rhs": np.ascontiguousarray(rhs.T) if mm.rhs_transposed else rhs,
     }
     if mm.lhs_scaled:
-        arrays["lhs_scale"] = rng.integers(118, 137, (m, mm.k_blocks), dtype=np.uint8)
+        arrays["lhs_scale"] = _scales(rng, (m, mm.k_blocks), 0 if case.cancelling else None)
         x = _scaled(x, arrays["lhs_scale"], 1)
     if mm.rhs_block:
         shape = (*experts, mm.rhs_scale_rows, mm.k_blocks)
-        arrays["rhs_scale"] = rng.integers(118, 137, shape, dtype=np.uint8)
+        arrays["rhs_scale"] = _scales(rng, shape, 254 if case.cancelling else None)
         w = _scaled(w, arrays["rhs_scale"], mm.rhs_block[0])
-    if mm.grouped:
-        arrays["row_offsets"] = np.concatenate([[0], np.cumsum(case.tokens)]).astype(np.uint32)
+    if mm.grouping:
+        arrays["offsets"] = np.concatenate([[0], np.cumsum(case.tokens)]).astype(np.uint32)
         arrays["expert_ids"] = np.array(case.experts, np.int32)
     if mm.expert_scale:
-        arrays["expert_scale"] = rng.uniform(0.5, 2.0, case.expert_count).astype(np.float32)
+        arrays["expert_scale"] = rng.uniform(0.5, 2.0, *experts).astype(np.float32)
     epilogue = mm.epilogue
     if epilogue.row_scale:
         arrays["row_scale"] = rng.uniform(0.5, 2.0, m).astype(np.float32)
@@ -153,14 +163,16 @@ def random_operands(case: Case, seed: int = 0) -> Operands:
 def _before_activation(operands: Operands) -> Array:
     case, arrays = operands.case, operands.arrays
     mm = case.matmul
-    if mm.grouped:
+    if mm.grouping:
         y = np.full((case.m, mm.n), np.nan)
         starts = np.concatenate([[0], np.cumsum(case.tokens)])
         for start, count, expert in zip(starts, case.tokens, case.experts, strict=False):
             rows = slice(start, start + count)
-            product = operands.x[rows] @ operands.w[expert].T if expert >= 0 else 0.0
-            scale = arrays["expert_scale"][expert] if mm.expert_scale and expert >= 0 else 1.0
-            y[rows] = product * np.float64(scale)
+            if not 0 <= expert < mm.grouping.experts:
+                y[rows] = 0.0
+                continue
+            scale = np.float64(arrays["expert_scale"][expert]) if mm.expert_scale else 1.0
+            y[rows] = operands.x[rows] @ operands.w[expert].T * scale
     else:
         y = operands.x @ operands.w.T
     return _epilogue(y, mm, arrays)
@@ -197,7 +209,8 @@ def grid(case: Case) -> tuple[int, int, int]:
     if case.form == "gemv":
         return gemv.grid(case.matmul, case.m)
     if case.form == "grouped":
-        return grouped.grid(case.matmul, case.m, len(case.tokens))
+        x, y, z = grouped.grid(case.matmul, case.m)
+        return as_integer(x), as_integer(y), z
     return dense.grid(case.matmul, case.m)
 
 

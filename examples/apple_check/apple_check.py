@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +45,7 @@ from block32.tools.apple_cases import (
     random_operands,
 )
 from block32.tools.apple_program import compile_kernels
+from block32.tools.output import write_atomically
 
 Array = npt.NDArray[Any]
 
@@ -54,6 +54,7 @@ Runner = Callable[[bytes, Operands], Array]
 
 DENSE = ((1, 64, 64), (16, 128, 192), (40, 96, 128), (100, 256, 64), (33, 130, 96), (129, 65, 40))
 GEMV = ((64, 256), (200, 128), (64, 24), (200, 40), (5, 512))
+MXFP8: dict[str, Any] = {"lhs": "f8E4M3FN", "lhs_scaled": True}
 REPEATS = 10
 
 
@@ -74,19 +75,43 @@ def cases() -> Iterator[Case]:
     for result in ("bf16", "f16"):
         yield Case(Matmul(n=70, k=50, result=result), "tiled", 40)
     yield Case(Matmul(n=65, k=35, lhs_transposed=True, rhs_transposed=True), "tiled", 70)
-    yield Case(Matmul(n=130, k=100, rhs_block=(32, 32)), "tiled", 33)
-    for rows in (1, 32):
-        scaled = Matmul(n=70, k=100, lhs="f8E4M3FN", lhs_scaled=True, rhs_block=(rows, 32))
-        yield Case(scaled, "tiled", 40)
-        yield Case(scaled, "gemv", 1)
+    yield from block_scaled_cases()
     for activation in ("relu", "gelu", "silu"):
         epilogue = Epilogue(scale=True, bias="f32", residual="bf16", activation=activation)
         yield Case(Matmul(n=37, k=64, epilogue=epilogue), "tiled", 35)
+    yield from grouped_cases()
+    yield Case(Matmul(n=7680, k=3136), "tiled", 32)
+    yield Case(Matmul(n=4096, k=4096), "gemv", 1)
+
+
+def block_scaled_cases() -> Iterator[Case]:
+    """Scales in words and in single bytes, for every M that counts, and the most extreme scales."""
+    for rows in (1, 32):
+        plain = Matmul(n=130, k=300, rhs_block=(rows, 32))
+        scaled = Matmul(n=70, k=100, rhs_block=(rows, 32), **MXFP8)
+        yield Case(plain, "tiled", 33)
+        yield Case(plain, "gemv", 1)
+        yield Case(scaled, "tiled", 40)
+        yield Case(scaled, "gemv", 1)
+        yield Case(Matmul(n=96, k=512, rhs_block=(rows, 32), **MXFP8), "tiled", 33, cancelling=True)
+        yield Case(Matmul(n=96, k=512, rhs_block=(rows, 32), **MXFP8), "gemv", 1, cancelling=True)
+    for m in (1, 3, 8, 33, 129):
+        yield Case(Matmul(n=130, k=288, rhs_block=(32, 32), **MXFP8), "tiled", m)
+    e5m2 = Matmul(n=96, k=160, lhs="f8E5M2", rhs="f8E5M2", lhs_scaled=True, rhs_block=(1, 32))
+    yield Case(e5m2, "tiled", 40)
+
+
+def grouped_cases() -> Iterator[Case]:
+    """Empty groups, experts out of order, again and absent, with a scale each and block scales."""
     yield grouped_case(4, 128, 64, [3, 0, 5, 2], [2, 0, 3, 1], expert_scale=True)
     yield grouped_case(4, 70, 40, [7, 0, 20], [1, 0, 3])
     yield grouped_case(2, 64, 48, [16, 24], [0, -1], expert_scale=True)
-    yield Case(Matmul(n=7680, k=3136), "tiled", 32)
-    yield Case(Matmul(n=4096, k=4096), "gemv", 1)
+    many = [1, 2, 3, 1, 2, 3, 1, 2], [15, 0, 7, 7, 3, 15, 1, 9]
+    yield grouped_case(16, 96, 64, *many)
+    for scaled in ({"rhs_block": (32, 32)}, {"rhs_block": (32, 32), **MXFP8}):
+        yield grouped_case(4, 128, 64, [3, 0, 5, 2], [2, 0, 3, 1], **scaled)
+        yield grouped_case(3, 70, 300, [70, 0, 129, 1], [2, 0, -1, 1], **scaled)
+    yield grouped_case(8, 1856, 2688, [1, 1, 2, 0, 1, 1], [0, 3, 1, 4, 5, 2], rhs_block=(32, 32))
 
 
 @dataclass(frozen=True)
@@ -128,7 +153,7 @@ def _arguments(operands: Operands) -> list[Array]:
     arrays = [operands.arrays[buffer.name] for buffer in matmul.buffers()[:-1]]
     signless = {np.dtype(np.uint8): np.int8, np.dtype(np.uint32): np.int32}
     arguments = [array.view(signless.get(array.dtype, array.dtype)) for array in arrays]
-    if matmul.grouped:
+    if matmul.grouping:
         arguments.append(poisoned((operands.case.m, matmul.n), matmul.result))
     return arguments
 
@@ -215,7 +240,7 @@ def main() -> int:
         "machine": facts,
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
-    Path(arguments.report).write_text(json.dumps(report, indent=2) + "\n")
+    write_atomically(arguments.report, (json.dumps(report, indent=2) + "\n").encode())
     print(f"{len(outcomes) - failed} passed, {failed} failed; report in {arguments.report}")
     return 1 if failed or not outcomes else 0
 

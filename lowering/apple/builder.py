@@ -137,19 +137,16 @@ def _compare(predicate: arith.CmpIPredicate, a: Int, b: Int) -> ir.Value:
     return arith.cmpi(predicate, as_value(a, kind), as_value(b, kind))
 
 
-def less(a: Int, b: Int) -> ir.Value:
-    """``a < b``, unsigned, as an i1."""
+def less(a: Int, b: Int) -> Any:
+    """``a < b``, unsigned, as an i1; a truth value where both are integers."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
     return _compare(arith.CmpIPredicate.ult, a, b)
 
 
 def equal(a: Int, b: Int) -> ir.Value:
     """``a == b`` as an i1."""
     return _compare(arith.CmpIPredicate.eq, a, b)
-
-
-def is_negative(a: Word) -> ir.Value:
-    """Whether the sign bit of ``a`` is set, as an i1."""
-    return _compare(arith.CmpIPredicate.slt, a, 0)
 
 
 def both(a: ir.Value, b: ir.Value) -> ir.Value:

@@ -29,7 +29,7 @@ RUN = 4
 
 def serves(matmul: Matmul) -> str | None:
     """Why this form cannot compute a matmul of one row, or None."""
-    if matmul.grouped:
+    if matmul.grouping:
         return "a grouped matmul has no GEMV form"
     if matmul.rhs_transposed:
         return "w stored [K, N] has no GEMV form"

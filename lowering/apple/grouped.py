@@ -2,49 +2,86 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Grouped matmul (mixture of experts): each group of rows of x is multiplied by one expert's w.
 
-Group z holds rows ``row_offsets[z]`` to ``row_offsets[z + 1]`` and belongs to ``expert_ids[z]``.
-The grid is (tiles along N, tiles along the rows of the longest group, groups): an empty group's
-threadgroups return at once, expert -1 stores zeros and reads no weight, rows of no group stay as
-they are.
+Group g holds rows ``offsets[g]`` to ``offsets[g + 1]`` and belongs to ``expert_ids[g]``. Where the
+groups begin is known on the device alone, so the grid has a slot for every tile that could have
+rows: group g owns the slots from ``offsets[g] // TILE + g`` on, one for each of its tiles, and a
+threadgroup finds the group of its slot by bisection. A number that is no expert makes zeros and
+reads no weight; rows of no group stay as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from iree.compiler import ir
 
 from block32.lowering.apple import builder
-from block32.lowering.apple.builder import AirKernel, Pointer, Word, either, less, when, wide
+from block32.lowering.apple.builder import AirKernel, Int, Pointer, Word, either, less, when, wide
 from block32.lowering.apple.dense import THREADS, TILE
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import KernelError, KernelSignature
 from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, SimdgroupTile, clamp
 from block32.lowering.apple.tile_scales import Scales
-from block32.lowering.problem import ceil_div
+from block32.lowering.common.index import Index
+from block32.lowering.problem import Grouping, ceil_div
 
 
 def signature(matmul: Matmul, name: str) -> KernelSignature:
-    """The kernel's parameters; push constant 0 counts the rows of x, of all groups together."""
-    if not matmul.grouped:
+    """The kernel's parameters; push constant 0 counts the rows of x where M is not known."""
+    _grouping(matmul)
+    return KernelSignature(name, matmul.buffers(), 1 if matmul.m is None else 0, THREADS)
+
+
+def _grouping(matmul: Matmul) -> Grouping:
+    if matmul.grouping is None:
         raise KernelError("the grouped form needs a grouped matmul")
-    return KernelSignature(name, matmul.buffers(), 1, THREADS)
+    return matmul.grouping
 
 
-def grid(matmul: Matmul, longest_group: int, groups: int) -> tuple[int, int, int]:
-    """Threadgroups; the rows of all groups together will do for ``longest_group``."""
-    return ceil_div(matmul.n, TILE), ceil_div(longest_group, TILE), groups
+def grid(matmul: Matmul, m: Index) -> tuple[Index, Index, int]:
+    """Threadgroups along N, and one for each slot, for ``m`` rows of all groups together."""
+    return ceil_div(matmul.n, TILE), m // TILE + _grouping(matmul).groups, 1
+
+
+def first_slot(offset: Int, group: Int) -> Int:
+    """The slot of a group's first tile, by the group's first row.
+
+    Groups do not share slots: rows a to b make at most ``b // TILE - a // TILE + 1`` tiles.
+    """
+    return (offset >> (TILE.bit_length() - 1)) + group
+
+
+def group_of(slot: Int, groups: int, offset_of: Callable[[Int], Int]) -> Int:
+    """The last group whose first slot is not behind ``slot``; 0 where there is none.
+
+    Args:
+        slot: the threadgroup's place.
+        groups: how many there are.
+        offset_of: reads the first row of a group.
+    """
+    group: Int = 0
+    for bit in reversed(range((groups - 1).bit_length())):
+        candidate = clamp(group + (1 << bit), groups)
+        is_behind = less(slot, first_slot(offset_of(candidate), candidate))
+        group = builder.choose(is_behind, group, candidate)
+    return group
 
 
 def write(matmul: Matmul, kernel: AirKernel) -> None:
     """Writes the kernel's body."""
-    group = kernel.threadgroup(2)
-    total = kernel.constant(0)
-    offsets = kernel.buffer("row_offsets").at(group)
+    total: Int = kernel.constant(0) if matmul.m is None else matmul.m
+    slot, offsets = kernel.threadgroup(1), kernel.buffer("offsets")
+
+    def offset_of(group: Int) -> Word:
+        return Word(offsets.at(group).load())
+
+    group = group_of(slot, _grouping(matmul).groups, offset_of)
     # An offset beyond x would let a wrong table write outside y.
-    first, end = (clamp(Word(offsets.at(i).load()), total + 1) for i in range(2))
+    start = offset_of(group)
+    first, end = (clamp(offset, total + 1) for offset in (start, offset_of(group + 1)))
     assert isinstance(first, Word) and isinstance(end, Word)
-    nonempty = less(first, end)
-    rows = builder.choose(nonempty, end - first, 0)
-    m0 = kernel.threadgroup(1) * TILE + (kernel.simdgroup >> 1) * SIMDGROUP_TILE
+    rows = builder.choose(less(first, end), end - first, 0)
+    m0 = (slot - first_slot(start, group)) * TILE + (kernel.simdgroup >> 1) * SIMDGROUP_TILE
     n0 = kernel.threadgroup(0) * TILE + (kernel.simdgroup & 1) * SIMDGROUP_TILE
     assert isinstance(rows, Word)
     inside = builder.both(less(m0, rows), less(n0, matmul.n))
@@ -54,7 +91,7 @@ def write(matmul: Matmul, kernel: AirKernel) -> None:
 def _tile(
     matmul: Matmul,
     kernel: AirKernel,
-    group: Word,
+    group: Int,
     origin: tuple[Word, Word],
     first: Word,
     rows: Word,
@@ -74,7 +111,7 @@ def _tile(
     def zeros() -> None:
         tile(kernel.buffer("rhs"), None).store_zeros(first)
 
-    either(builder.is_negative(expert), zeros, multiply)
+    either(less(expert, _grouping(matmul).experts), multiply, zeros)
 
 
 def _scales(

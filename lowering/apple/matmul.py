@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from block32.lowering.apple.atoms import OPERAND_TYPES, SimdgroupAtom
 from block32.lowering.apple.signature import BufferParameter, KernelError
 from block32.lowering.common.epilogue import ACTIVATIONS
-from block32.lowering.problem import BLOCK_K, Epilogue, ceil_div
+from block32.lowering.problem import BLOCK_K, Epilogue, Grouping, ceil_div
 
 #: Rows of x are counted in i32, and a step past the end must not wrap.
 LARGEST_EXTENT = 2**31 - 64
@@ -37,7 +37,7 @@ class Matmul:
         rhs_transposed: w is stored [K, N].
         lhs_scaled: x has an E8M0 byte a row and 32 K, [M, ceil(K/32)].
         rhs_block: (rows, 32) of w that share an E8M0 byte, rows 1 or 32; None without scales.
-        grouped: rows of x are grouped by expert, w is [experts, N, K].
+        grouping: rows of x are grouped by expert, w is [experts, N, K]; None for one w.
         expert_scale: the result is multiplied by an f32 of the expert (grouped only).
         epilogue: what is done to the f32 accumulator before the store.
 
@@ -55,7 +55,7 @@ class Matmul:
     rhs_transposed: bool = False
     lhs_scaled: bool = False
     rhs_block: tuple[int, int] | None = None
-    grouped: bool = False
+    grouping: Grouping | None = None
     expert_scale: bool = False
     epilogue: Epilogue = dataclasses.field(default_factory=Epilogue)
 
@@ -71,9 +71,11 @@ class Matmul:
             raise KernelError(f"weight blocks of {self.rhs_block}; expected (1, 32) or (32, 32)")
         if self.lhs_scaled and self.rhs_block is None:
             raise KernelError("x has block scales but w has none; expected scales on w too")
-        if self.grouped and (self.lhs_transposed or self.rhs_transposed):
+        if self.grouping and not (self.grouping.experts >= 1 <= self.grouping.groups):
+            raise KernelError("a grouped matmul without experts or groups has nothing to compute")
+        if self.grouping and (self.lhs_transposed or self.rhs_transposed):
             raise KernelError("grouped operands are [rows, K] and [experts, N, K], not transposed")
-        if self.expert_scale and not self.grouped:
+        if self.expert_scale and not self.grouping:
             raise KernelError("a scale for each expert belongs to a grouped matmul")
 
     def _check_types(self) -> None:
@@ -126,8 +128,8 @@ class Matmul:
         optional = (
             ("lhs_scale", "i8", self.lhs_scaled),
             ("rhs_scale", "i8", self.is_scaled),
-            ("row_offsets", "i32", self.grouped),
-            ("expert_ids", "i32", self.grouped),
+            ("offsets", "i32", self.grouping is not None),
+            ("expert_ids", "i32", self.grouping is not None),
             ("expert_scale", "f32", self.expert_scale),
             ("row_scale", "f32", epilogue.row_scale),
             ("scale", "f32", epilogue.scale),

@@ -30,10 +30,6 @@ def even_bits(word: Int) -> Int:
     return word
 
 
-def _less(a: Int, b: Int) -> Any:
-    return a < b if isinstance(a, int) and isinstance(b, int) else less(a, b)
-
-
 def tile_position(
     position: Int, bits_m: Int, bits_n: Int, select: Callable[[Any, Int, Int], Int] = choose
 ) -> tuple[Int, Int]:
@@ -48,7 +44,7 @@ def tile_position(
         bits_n: the same along N.
         select: how a value is chosen by a condition.
     """
-    wider_n = _less(bits_m, bits_n)
+    wider_n = less(bits_m, bits_n)
     low = select(wider_n, bits_m, bits_n)
     one: Int = 1
     mask = (one << (low * 2)) - 1

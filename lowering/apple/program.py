@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, tensor
 
-from block32.lowering.apple import dense, gemv, install
+from block32.lowering.apple import dense, gemv, grouped, install
 from block32.lowering.apple.dense import next_power_of_two
 from block32.lowering.apple.library import compile_matmul
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import KernelSignature
 from block32.lowering.common.index import Index, IndexValue, as_value, ceil_div, constant
+from block32.lowering.problem import Grouping
 
 #: The pipeline that IREE runs over the stubs, which have nothing to lower.
 _STUB_PIPELINE = "#iree_gpu.spirv_pipeline<BaseLowering>"
@@ -107,7 +108,7 @@ def _layout(signature: KernelSignature) -> ir.Attribute:
 
 
 def _build_export(entry: Entry, signature: KernelSignature) -> None:
-    """The export; its workload is the number of rows, and of groups where there are any."""
+    """The export; its workload is the number of rows."""
     index = ir.IndexType.get()
     attributes = {
         "sym_name": _string(signature.name),
@@ -116,22 +117,21 @@ def _build_export(entry: Entry, signature: KernelSignature) -> None:
         "layout": _layout(signature),
     }
     export = _operation("hal.executable.export", attributes, regions=2)
-    kinds = [ir.Type.parse("!hal.device"), *[index] * (2 if entry.matmul.grouped else 1)]
+    kinds = [ir.Type.parse("!hal.device"), index]
     locations = [ir.Location.unknown()] * len(kinds)
     block = export.regions[0].blocks.append(*kinds, arg_locs=locations)
     with ir.InsertionPoint(block):
-        workload = [IndexValue(argument) for argument in list(block.arguments)[1:]]
-        extents = _grid(entry, *workload)
+        extents = _grid(entry, IndexValue(block.arguments[1]))
         ir.Operation.create("hal.return", operands=[as_value(extent) for extent in extents])
 
 
-def _grid(entry: Entry, rows: Index, groups: Index = 1) -> tuple[Index, Index, Index]:
+def _grid(entry: Entry, rows: Index) -> tuple[Index, Index, Index]:
     columns = entry.matmul.n
     if entry.form == "gemv":
         return ceil_div(columns, gemv.COLUMNS) * rows, 1, 1
-    tiles_m, tiles_n = ceil_div(rows, dense.TILE), ceil_div(columns, dense.TILE)
     if entry.form == "grouped":
-        return tiles_n, tiles_m, groups
+        return grouped.grid(entry.matmul, rows)
+    tiles_m, tiles_n = ceil_div(rows, dense.TILE), ceil_div(columns, dense.TILE)
     return next_power_of_two(tiles_m) * next_power_of_two(tiles_n), 1, 1
 
 
@@ -139,15 +139,16 @@ def _tensor_types(matmul: Matmul, signature: KernelSignature) -> list[ir.Type]:
     """The tensor of each buffer, the result last."""
     dynamic = ir.ShapedType.get_dynamic_size()
     n, k, blocks = matmul.n, matmul.k, matmul.k_blocks
-    experts = [dynamic] if matmul.grouped else []
+    grouping = matmul.grouping or Grouping(0, 0)
+    experts = [grouping.experts] if matmul.grouping else []
     shapes = {
         "lhs": [k, dynamic] if matmul.lhs_transposed else [dynamic, k],
         "rhs": [*experts, *([k, n] if matmul.rhs_transposed else [n, k])],
         "lhs_scale": [dynamic, blocks],
         "rhs_scale": [*experts, matmul.rhs_scale_rows, blocks],
-        "row_offsets": [dynamic],
-        "expert_ids": [dynamic],
-        "expert_scale": [dynamic],
+        "offsets": [grouping.groups + 1],
+        "expert_ids": [grouping.groups],
+        "expert_scale": [grouping.experts],
         "row_scale": [dynamic],
         "scale": [1],
         "bias": [n],
@@ -163,7 +164,7 @@ def _tensor_types(matmul: Matmul, signature: KernelSignature) -> list[ir.Type]:
 def _build_function(name: str, entry: Entry, signature: KernelSignature) -> None:
     types = _tensor_types(entry.matmul, signature)
     result = types[-1]
-    inputs = types if entry.matmul.grouped else types[:-1]
+    inputs = types if entry.matmul.grouping else types[:-1]
     function = _operation(
         "func.func",
         {
@@ -188,10 +189,6 @@ def _dispatch(
     index, matmul = ir.IndexType.get(), entry.matmul
     row_axis = 1 if matmul.lhs_transposed else 0
     rows = tensor.dim(operands[0], constant(row_axis))
-    workload = [rows]
-    if matmul.grouped:
-        names = [buffer.name for buffer in signature.buffers]
-        workload.append(tensor.dim(operands[names.index("expert_ids")], constant(0)))
     arguments = [arith.index_cast(ir.IntegerType.get_signless(32), rows), *operands]
     argument_sizes: list[ir.Value] = []
     for operand in operands:
@@ -202,12 +199,12 @@ def _dispatch(
             if kind.is_dynamic_dim(axis)
         ]
     entry_point = ir.SymbolRefAttr.get([f"{name}_executable", signature.name])
-    tied = len(arguments) - 1 if matmul.grouped else -1
-    segments = [len(workload), len(arguments), len(argument_sizes), 1]
+    tied = len(arguments) - 1 if matmul.grouping else -1
+    segments = [1, len(arguments), len(argument_sizes), 1]
     dispatch = ir.Operation.create(
         "flow.dispatch",
         results=[result],
-        operands=[*workload, *arguments, *argument_sizes, rows],
+        operands=[rows, *arguments, *argument_sizes, rows],
         attributes={
             "entry_points": ir.ArrayAttr.get([entry_point]),
             "operandSegmentSizes": ir.DenseI32ArrayAttr.get(segments),

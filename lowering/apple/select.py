@@ -1,8 +1,13 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which form computes a matmul: a GEMV for one row of a weight that is not wide, else tiles."""
+"""Which form computes a matmul: a GEMV for one row of a weight that is not wide, else tiles.
+
+Groups of rows have a form of their own, for any number of rows.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.apple import dense, gemv
@@ -13,6 +18,7 @@ from block32.lowering.problem import BLOCK_K, ScaledMatmul
 TILED = KernelTier(
     form="tiled", tile=(dense.TILE, dense.TILE, BLOCK_K), mma=(STEP, STEP, STEP), warps=4
 )
+GROUPED = dataclasses.replace(TILED, form="grouped")
 GEMV = KernelTier(form="gemv", tile=(1, gemv.COLUMNS, gemv.CHUNK), warps=gemv.COLUMNS)
 
 
@@ -31,6 +37,7 @@ def matmul_of(problem: ScaledMatmul) -> Matmul:
         result=problem.result,
         lhs_scaled=problem.lhs_scaled,
         rhs_block=problem.rhs_block,
+        grouping=problem.grouping,
         epilogue=problem.epilogue,
     )
 
@@ -41,23 +48,23 @@ def tiers(problem: ScaledMatmul) -> tuple[KernelTier, ...]:
     One row uses a sixteenth of a matrix instruction, and is bound by reading w: a simdgroup a
     column reads it in long runs. Where N is above K there are too many columns for that to pay.
     """
+    if problem.grouping:
+        return (GROUPED,)
     serves_one_row = problem.n <= problem.k and problem.m in (None, 1)
     if not serves_one_row:
         return (TILED,)
     if problem.m == 1:
         return (GEMV,)
-    return (_with_limit(GEMV, 1), TILED)
-
-
-def _with_limit(tier: KernelTier, max_m: int) -> KernelTier:
-    return KernelTier(form=tier.form, max_m=max_m, tile=tier.tile, mma=tier.mma, warps=tier.warps)
+    return (dataclasses.replace(GEMV, max_m=1), TILED)
 
 
 def mismatch(tier: KernelTier, problem: ScaledMatmul) -> str | None:
     """Why a tier that a user wrote cannot be used, or None. Left-out fields are defaults."""
-    known = {"tiled": TILED, "gemv": GEMV}
+    forms = (GROUPED,) if problem.grouping else (TILED, GEMV)
+    known = {form.form: form for form in forms}
     if tier.form not in known:
-        return f"Apple GPUs have no form '{tier.form}'; expected one of {', '.join(known)}"
+        what = "groups of rows" if problem.grouping else "one weight"
+        return f"Apple GPUs have no form '{tier.form}' for {what}; expected {' or '.join(known)}"
     default = known[tier.form]
     for name in ("tile", "mma"):
         value, only = getattr(tier, name), getattr(default, name)

@@ -8,7 +8,7 @@ from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError
 from block32.dialects.kernel import KernelConfig, KernelTier
-from block32.lowering.apple import dense, gemv, install, library, select
+from block32.lowering.apple import dense, gemv, grouped, install, library, select
 from block32.lowering.apple.executable import ExecutableError
 from block32.lowering.apple.llvm14 import LlvmError
 from block32.lowering.apple.program import stub_translation_info
@@ -33,6 +33,7 @@ class AppleM5Target(Target):
     # Whether Metal takes a grid of zero threadgroups has not been tried on a device.
     guards_empty = True
     finishes_binaries = True
+    groups = True
 
     def compile_flags(self) -> tuple[str, ...]:
         """IREE's Metal device, with Metal source for IREE's own kernels.
@@ -54,7 +55,7 @@ class AppleM5Target(Target):
         )
 
     def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
-        """A GEMV for one row where w is not wide, 64x64 tiles otherwise."""
+        """A GEMV for one row where w is not wide, 64x64 tiles otherwise, also of groups."""
         del facts
         try:
             select.matmul_of(problem)
@@ -74,15 +75,18 @@ class AppleM5Target(Target):
         return select.mismatch(tier, problem)
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
-        """One launch."""
+        """One launch; it leaves rows of no group in the result as they are."""
         del tiers
-        return KernelPlan((Launch("gemm", problem.operand_names, (RESULT,)),))
+        updates, writes = ((RESULT,), ()) if problem.grouping else ((), (RESULT,))
+        return KernelPlan((Launch("gemm", problem.operand_names, writes, updates),))
 
     def workgroups(
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
     ) -> tuple[Index, Index, Index]:
-        """A padded Z-order grid in one dimension, or one simdgroup a column."""
+        """A padded Z-order grid in one dimension, one simdgroup a column, or slots for groups."""
         del launch
+        if tier.form == "grouped":
+            return grouped.grid(select.matmul_of(problem), m)
         if tier.form == "gemv":
             return ceil_div(problem.n, gemv.COLUMNS) * m, 1, 1
         tiles_m, tiles_n = ceil_div(m, dense.TILE), ceil_div(problem.n, dense.TILE)

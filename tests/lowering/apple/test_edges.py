@@ -97,7 +97,7 @@ def test_any_groups(tokens: list[int], n: int, k: int, seed: int) -> None:
 def test_rows_of_no_group_keep_what_they_held() -> None:
     case = grouped_case(2, 40, 32, [3, 5], [1, 0])
     operands = random_operands(case)
-    operands.arrays["row_offsets"][:] = [0, 3, 3]  # the second group is empty now
+    operands.arrays["offsets"][:] = [0, 3, 3]  # the second group is empty now
     y = np.full((8, 40), 7.0, np.float32)
     bindings = [Binding(a) for a in operands.arrays.values()]
     kernel = compiled(case)
@@ -109,7 +109,7 @@ def test_rows_of_no_group_keep_what_they_held() -> None:
 def test_a_group_table_that_reaches_beyond_x_writes_nothing_there() -> None:
     case = grouped_case(2, 40, 32, [3, 5], [1, 0])
     operands = random_operands(case)
-    operands.arrays["row_offsets"][2] = 1000
+    operands.arrays["offsets"][2] = 1000
     check(execute(compiled(case), operands), operands)
 
 

@@ -12,7 +12,7 @@ from block32.lowering.apple import gemv
 from block32.lowering.apple.library import compile_matmul
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.signature import BufferParameter, KernelError, KernelSignature
-from block32.lowering.problem import Epilogue
+from block32.lowering.problem import Epilogue, Grouping
 
 REFUSED = [
     ({"rhs": "f4E2M1FN"}, "w of type f4E2M1FN has no kernel on Apple GPUs; expected one of bf16"),
@@ -24,7 +24,9 @@ REFUSED = [
     ({"m": 0}, "M = 0 is outside"),
     ({"rhs_block": (128, 128)}, "weight blocks of .128, 128.; expected"),
     ({"lhs_scaled": True, "lhs": "f8E4M3FN"}, "x has block scales but w has none"),
-    ({"grouped": True, "rhs_transposed": True}, "grouped operands are"),
+    ({"grouping": Grouping(2, 3), "rhs_transposed": True}, "grouped operands are"),
+    ({"grouping": Grouping(0, 3)}, "without experts or groups has nothing"),
+    ({"grouping": Grouping(2, 0)}, "without experts or groups has nothing"),
     ({"expert_scale": True}, "belongs to a grouped matmul"),
     ({"epilogue": Epilogue(bias="i8")}, "a bias of type i8"),
     ({"epilogue": Epilogue(activation="mish")}, "activation 'mish'; expected one of relu"),
@@ -54,7 +56,7 @@ def test_unknown_elements_and_too_many_constants_are_refused() -> None:
         KernelSignature("kernel", (), constants=65)
 
 
-@pytest.mark.parametrize("fields", [{"grouped": True}, {"rhs_transposed": True}])
+@pytest.mark.parametrize("fields", [{"grouping": Grouping(2, 3)}, {"rhs_transposed": True}])
 def test_gemv_refuses_what_it_cannot(fields: dict[str, Any]) -> None:
     with pytest.raises(KernelError, match="no GEMV form"):
         gemv.build(Matmul(n=64, k=64, **fields), "kernel")

@@ -8,7 +8,6 @@ has to give, worked out here in float64. An accident of another kind does not co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -273,7 +272,7 @@ def test_group_offset_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         SimdgroupTile, "store", lambda self, acc, row0, expert: right(self, acc, 0, expert)
     )
-    with pytest.raises(RaceError, match=r"of result, which threadgroup \(0, 0, [01]\)"):
+    with pytest.raises(RaceError, match=r"of result, which threadgroup \(0, [01], 0\)"):
         execute(compiled(GROUPS), random_operands(GROUPS))
 
 
@@ -308,9 +307,20 @@ def test_expert_offset(
     _gives(_by_groups(operands, [0, 5], experts), operands)
 
 
-def test_sign_of_the_expert(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expert -1 taken for a number reads far outside the weights."""
-    monkeypatch.setattr(grouped.builder, "is_negative", lambda expert: builder.less(expert, 0))
-    case = grouped_case(3, 40, 32, [5, 9], [1, -1])
-    with pytest.raises(OutOfBoundsError, match=re.escape("threadgroup (0, 0, 1)")):
+def test_bound_of_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is one too large is taken for an expert."""
+    right = grouped.less
+    monkeypatch.setattr(grouped, "less", lambda a, b: right(a, b + 1 if b == 3 else b))
+    case = grouped_case(3, 40, 32, [5, 9], [1, 3])
+    message = r"threadgroup \(0, 1, 0\).* of buffer rhs, which has 3840"
+    with pytest.raises(OutOfBoundsError, match=message):
         execute(compiled(case), random_operands(case))
+
+
+def test_slot_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot a tile and none for each group: a group that begins in another's tile is left out."""
+    monkeypatch.setattr(grouped, "first_slot", lambda offset, group: offset >> 6)
+    operands = random_operands(GROUPS)
+    expected = operands.expected.copy()
+    expected[:5] = np.nan
+    _gives(expected, operands)

@@ -30,11 +30,14 @@ Position = tuple[int, int, int]
 TILE, GEMV_COLUMNS, SAMPLES = 64, 4, 2
 
 
+MXFP8: dict[str, Any] = {"lhs": "f8E4M3FN", "lhs_scaled": True, "rhs_block": (32, 32)}
+
+
 def _block_scaled(m: int, n: int, k: int) -> Case:
     """MXFP8 with 32x32 weight blocks, in the form that a dynamic M takes for ``m`` rows."""
     tiers = select.tiers(ScaledMatmul(m=None, n=n, k=k))
     form = next(tier.form for tier in tiers if tier.max_m is None or m <= tier.max_m)
-    return Case(Matmul(n=n, k=k, lhs="f8E4M3FN", lhs_scaled=True, rhs_block=(32, 32)), form, m)
+    return Case(Matmul(n=n, k=k, **MXFP8), form, m)
 
 
 LAYERS = (
@@ -53,6 +56,7 @@ CASES = (
     Case(Matmul(n=73448, k=2560), "tiled", 16),
     Case(Matmul(n=4096, k=4096, result="bf16"), "gemv", 1),
     grouped_case(8, 1856, 2688, [1, 1, 2, 0, 1, 1], [0, 3, 1, 4, 5, 2]),
+    grouped_case(8, 1856, 2688, [70, 1, 129, 0, 64, 31], [0, 3, 1, 4, 5, 2], **MXFP8),
 )
 
 
@@ -84,7 +88,8 @@ def _e4m3(codes: Array) -> Array:
 def _operands(case: Case) -> dict[str, Array]:
     """The buffers by name, all but the result."""
     rng = np.random.default_rng(case.m)
-    mm, experts = case.matmul, (case.expert_count,) if case.matmul.grouped else ()
+    mm = case.matmul
+    experts = (mm.grouping.experts,) if mm.grouping else ()
     arrays: dict[str, Array] = {}
     if mm.lhs_scaled:
         arrays["lhs"] = _codes(rng, case.m, mm.k)
@@ -93,10 +98,10 @@ def _operands(case: Case) -> dict[str, Array]:
     arrays["rhs"] = _codes(rng, *experts, mm.n, mm.k)
     if mm.is_scaled:
         arrays["lhs_scale"] = rng.integers(118, 137, (case.m, mm.k_blocks), dtype=np.uint8)
-        shape = (mm.rhs_scale_rows, mm.k_blocks)
+        shape = (*experts, mm.rhs_scale_rows, mm.k_blocks)
         arrays["rhs_scale"] = rng.integers(118, 137, shape, dtype=np.uint8)
-    if mm.grouped:
-        arrays["row_offsets"] = np.cumsum([0, *case.tokens]).astype(np.uint32)
+    if mm.grouping:
+        arrays["offsets"] = np.cumsum([0, *case.tokens]).astype(np.uint32)
         arrays["expert_ids"] = np.array(case.experts, np.int32)
     return arrays
 
@@ -107,13 +112,15 @@ def _expected(
     """A part of y in float64."""
     mm = case.matmul
     x, w = arrays["lhs"][rows], arrays["rhs"]
-    w = _e4m3((w[case.experts[group]] if mm.grouped else w)[columns])
+    w = _e4m3((w[case.experts[group]] if mm.grouping else w)[columns])
     x = _e4m3(x) if mm.lhs_scaled else x.astype(np.float64)
     if mm.is_scaled:
         k_block = np.arange(mm.k) // 32
         blocks = np.arange(columns.start, columns.stop)[:, None] // 32
+        scales = arrays["rhs_scale"]
+        scales = scales[case.experts[group]] if mm.grouping else scales
         x = x * np.exp2(arrays["lhs_scale"][rows][:, k_block].astype(float) - 127)
-        w = w * np.exp2(arrays["rhs_scale"][blocks, k_block].astype(float) - 127)
+        w = w * np.exp2(scales[blocks, k_block].astype(float) - 127)
     return x @ w.T
 
 
@@ -143,7 +150,10 @@ def _part(case: Case, rng: np.random.Generator | None) -> tuple[Position, slice,
     if case.form == "grouped":
         group = draw(len(case.tokens))
         first = sum(case.tokens[:group])
-        return (tile_n, 0, group), slice(first, first + case.tokens[group]), columns, group
+        end = first + case.tokens[group]
+        tile = draw(max(1, -(-case.tokens[group] // TILE)))
+        rows = slice(first + tile * TILE, min(first + (tile + 1) * TILE, end))
+        return (tile_n, first // TILE + group + tile, 0), rows, columns, group
     bits = (tiles_m - 1).bit_length(), (tiles_n - 1).bit_length()
     rows = slice(tile_m * TILE, min((tile_m + 1) * TILE, case.m))
     return (_z_order(tile_m, tile_n, *bits), 0, 0), rows, columns, 0

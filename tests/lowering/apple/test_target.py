@@ -79,7 +79,7 @@ def test_what_has_no_kernel_is_left_with_the_reason(problem: ScaledMatmul, reaso
 @pytest.mark.parametrize(
     ("tier", "reason"),
     [
-        (KernelTier(form="packed"), "no form 'packed'; expected one of tiled, gemv"),
+        (KernelTier(form="packed"), "no form 'packed' for one weight; expected tiled or gemv"),
         (KernelTier(form="tiled", tile=(128, 64, 32)), "only [64, 64, 32] exists"),
         (KernelTier(form="tiled", mma=(8, 8, 8)), "only [16, 16, 16] exists"),
         (KernelTier(form="tiled", splits=2), "splits = 2; kernels of this target have no splits"),
