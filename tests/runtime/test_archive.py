@@ -11,7 +11,8 @@ import pytest
 from iree import runtime
 from safetensors.numpy import save_file
 
-from block32.runtime.archive import ArchiveError, NewEntry, read_index, write_archive
+from block32.runtime.archive import NewEntry, read_index, write_archive
+from block32.runtime.entry import ArchiveError
 
 ARRAYS = {
     "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
