@@ -76,7 +76,7 @@ class Entry:
             ArchiveError: The file ends before, or cannot be read.
         """
         if self.pattern is not None:
-            repeats = max(size // len(self.pattern), 1)
+            repeats = max(min(size, self.length) // len(self.pattern), 1)
             for start in range(0, self.length, repeats * len(self.pattern)):
                 yield (self.pattern * repeats)[: self.length - start]
             return

@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-#: Parsing makes at most some 25 bytes of objects from a byte of text, so 1 GiB is not passed. The
-#: headers and indices of the largest published checkpoints have about 10 MB.
-MOST_BYTES: Final = 32 << 20
+#: Parsing makes up to 36 bytes of objects from a byte of text (measured; lists of empty lists), so
+#: that 1 GB is not passed. Headers and indices of published checkpoints have 10 MB at the most.
+MOST_BYTES: Final = 24 << 20
 
 
 class JsonError(ValueError):

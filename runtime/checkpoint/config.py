@@ -65,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
     with opened(path) as (stream, size):
         if size > MOST_BYTES:
             raise DiagnosticError(os.fspath(path), f"the file has {size} bytes; no JSON is as long")
-        content = stream.read(MOST_BYTES)
+        content = stream.read(size)
     try:
         return parse_json(content, "the file")
     except JsonError as error:
