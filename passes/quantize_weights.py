@@ -19,10 +19,10 @@ Before::
 
 After::
 
-    util.global private @fc_mx_scale =
-        #flow.parameter.named<"model"::"fc.weight_scale"> : tensor<3x2xi8>
     util.global private @fc_mx =
         #flow.parameter.named<"model"::"fc.weight"> : tensor<96x64xi8>
+    util.global private @fc_mx_scale =
+        #flow.parameter.named<"model"::"fc.weight_scale"> : tensor<3x2xi8>
     util.func public @f(%arg0: tensor<4x64xf32>) -> tensor<4x96xf32> {
       %cst = ...
       %fc_mx = util.global.load @fc_mx : tensor<96x64xi8>
@@ -42,24 +42,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith, linalg, tensor
 
-from block32.dialects.block_scale import (
-    LHS_ATTRIBUTE,
-    RHS_ATTRIBUTE,
-    SCALE_RULES,
-    BlockScale,
-)
+from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import DiagnosticError
-from block32.lowering.common.index import constant
-from block32.lowering.common.tensors import dynamic_sizes
 from block32.passes.base import Pass, Report
-from block32.passes.canonical import is_zero_fill
-from block32.passes.quantizing.layers import Layer, find_layers
+from block32.passes.quantizing.layers import find_layers
+from block32.passes.quantizing.marked import replace_by_marked
+from block32.passes.quantizing.patterns import names_matching
 from block32.passes.quantizing.weights import QuantizedWeight, WeightStore
 from block32.passes.raising.marked_matmul import is_marked
 from block32.runtime.quantizer import FORMATS
@@ -99,7 +91,8 @@ class QuantizeWeightsPass(Pass):
         """
         self._check_options()
         layers = [layer for layer in find_layers(module) if not is_marked(layer.op)]
-        kept = self._kept_names({layer.name for layer in layers})
+        patterns = [pattern.strip() for pattern in self.keep.split(",") if pattern.strip()]
+        kept = names_matching(patterns, [layer.name for layer in layers], "block32 quantize")
         chosen = [layer for layer in layers if layer.name not in kept]
         if not chosen:
             raise DiagnosticError(
@@ -107,10 +100,10 @@ class QuantizeWeightsPass(Pass):
                 "nothing to quantise: expected a matmul whose right operand is a two-dimensional "
                 f"f32, bf16 or f16 constant or parameter{' that is not kept' if kept else ''}",
             )
-        store = WeightStore(module, BLOCKS[self.block], self.rule, self.format)
+        store = WeightStore(module, self.rule, self.format)
         for layer in chosen:
-            weight = store.quantized(layer)
-            self._rewrite(layer, weight)
+            weight = store.quantized(layer, BLOCKS[self.block])
+            replace_by_marked(layer, weight, self.activations)
             report.remark(layer.op, f"{layer.name}: {self.format} {self.block} {self.rule}")
         for layer in chosen:
             layer.op.erase()
@@ -135,80 +128,3 @@ class QuantizeWeightsPass(Pass):
                     "block32 quantize",
                     f"unknown {name} '{getattr(self, name)}'; expected {' or '.join(allowed)}",
                 )
-
-    def _kept_names(self, names: set[str]) -> set[str]:
-        kept: set[str] = set()
-        for pattern in filter(None, (p.strip() for p in self.keep.split(","))):
-            matching = {name for name in names if fnmatchcase(name, pattern)}
-            if not matching:
-                known = ", ".join(sorted(names)[:8]) or "none"
-                raise DiagnosticError(
-                    "block32 quantize",
-                    f"the pattern '{pattern}' matches no linear layer",
-                    (f"layers are {known}{', ...' if len(names) > 8 else ''}",),
-                )
-            kept |= matching
-        return kept
-
-    def _rewrite(self, layer: Layer, weight: QuantizedWeight) -> None:
-        """Build the marked matmul of rows that stands for a layer's, batched or not."""
-        op = layer.op
-        with ir.InsertionPoint(op), op.location:
-            x = _collapsed(layer.lhs)
-            w = weight.load(ir.Type.parse(FORMATS[self.format].name), layer.k)
-            init = _collapsed_init(op.operands[2], x)
-            y = self._matmul(x, w, init, weight)
-            result = _restored(y, op.operands[2])
-        op.results[0].replace_all_uses_with(result)
-
-    def _matmul(
-        self, x: ir.Value, w: ir.Value, init: ir.Value, weight: QuantizedWeight
-    ) -> ir.Value:
-        m, n, k = (ir.AffineExpr.get_dim(i) for i in range(3))
-        maps = [ir.AffineMap.get(3, 0, exprs) for exprs in ([m, k], [n, k], [m, n])]
-        op = linalg.MatmulOp(
-            [init.type],
-            [x, w],
-            [init],
-            indexing_maps=ir.ArrayAttr.get([ir.AffineMapAttr.get(map_) for map_ in maps]),
-        )
-        linalg.fill_builtin_region(op.operation)  # pyright: ignore[reportAttributeAccessIssue]
-        if self.activations != "none":
-            dynamic = BlockScale((1, 32), "dynamic", self.rule)
-            op.operation.attributes[LHS_ATTRIBUTE] = dynamic.build()
-        scale = ir.FlatSymbolRefAttr.get(weight.scale_symbol)
-        op.operation.attributes[RHS_ATTRIBUTE] = BlockScale(weight.block, scale).build()
-        return op.operation.results[0]
-
-
-def _collapsed(value: ir.Value) -> ir.Value:
-    """``[batches, M, K]`` as ``[batches * M, K]``."""
-    value_type = ir.RankedTensorType(value.type)
-    if value_type.rank == 2:
-        return value
-    sizes = value_type.shape[:-1]
-    dynamic = ir.ShapedType.get_dynamic_size()
-    rows = dynamic if dynamic in sizes else sizes[0] * sizes[1]
-    collapsed = ir.RankedTensorType.get([rows, value_type.shape[-1]], value_type.element_type)
-    return tensor.collapse_shape(collapsed, value, [[0, 1], [2]])
-
-
-def _collapsed_init(init: ir.Value, x: ir.Value) -> ir.Value:
-    """The init as a matrix; zeros are made anew, so that they are seen to be zeros."""
-    init_type = ir.RankedTensorType(init.type)
-    if init_type.rank == 2 or not is_zero_fill(init):
-        return _collapsed(init)
-    x_type = ir.RankedTensorType(x.type)
-    rows = tensor.dim(x, constant(0)) if x_type.is_dynamic_dim(0) else x_type.shape[0]
-    empty = tensor.empty([rows, init_type.shape[-1]], init_type.element_type)
-    return linalg.fill(arith.constant(init_type.element_type, 0.0), outs=[empty])
-
-
-def _restored(y: ir.Value, init: ir.Value) -> ir.Value:
-    """``[batches * M, N]`` in the shape of the init."""
-    init_type = ir.RankedTensorType(init.type)
-    if init_type.rank == 2:
-        return y
-    return tensor.expand_shape(
-        init_type, y, [[0, 1], [2]], dynamic_sizes(init), list(init_type.shape)
-    )

@@ -14,6 +14,7 @@ from block32.passes.fuse import FusePass
 from block32.passes.inline_composites import InlineCompositesPass
 from block32.passes.inline_host import InlineHostPass
 from block32.passes.isolate import IsolatePass
+from block32.passes.mark_weights import MarkWeightsPass
 from block32.passes.outline import OutlinePass
 from block32.passes.pipeline import PipelinePass
 from block32.passes.quantize_weights import QuantizeWeightsPass
@@ -22,9 +23,11 @@ from block32.passes.select_kernel import SelectKernelPass
 from block32.passes.spec_script import SpecScriptPass
 
 #: Every pass, in the order of the pipelines: the first is that of ``block32 quantize``, the second
+#: that of ``block32 import checkpoint --model``, the third
 #: and the last are those of a spec alone.
 PASSES: Final[tuple[type[Pass], ...]] = (
     QuantizeWeightsPass,
+    MarkWeightsPass,
     IsolatePass,
     RaisePass,
     FusePass,

@@ -4,17 +4,21 @@
 
 IREE's own bindings build an archive from parameters that are all in memory or mapped; here one
 tensor at a time is. The layout of an archive is that of IREE's parameter_archive.h, version 0.0;
-that of safetensors is its documentation's: a length, a JSON header, the bytes.
+``runtime/safetensors.py`` reads the other kind. Nothing in a file is trusted.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+
+from block32.runtime.entry import ArchiveError, Entry, opened
+from block32.runtime.safetensors import read_tensors
+from block32.runtime.strict_json import shown
 
 _MAGIC: Final = b"IRPA"
 _ENTRY_SPLAT: Final = 1
@@ -30,57 +34,10 @@ _ENTRY: Final = struct.Struct("<QIQ" + "QQ" * 2 + "Q")
 _DATA: Final = struct.Struct("<QQ")
 #: length, pattern, pattern length.
 _SPLAT: Final = struct.Struct("<Q16sB")
+_SIZE: Final = struct.Struct("<Q")
 _ENTRY_ALIGNMENT: Final = 16
-_CHUNK: Final = 1 << 24
-
-
-class ArchiveError(Exception):
-    """A file that is no parameter file, or is damaged."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A parameter in a file.
-
-    Attributes:
-        path: The file.
-        offset: Where its bytes begin.
-        length: How many they are.
-        pattern: What its bytes repeat, where the file does not hold them.
-    """
-
-    path: Path
-    offset: int
-    length: int
-    pattern: bytes | None = None
-
-    def read(self) -> bytes:
-        """All bytes of the parameter.
-
-        Raises:
-            ArchiveError: The file ends before.
-        """
-        return b"".join(self.chunks())
-
-    def chunks(self) -> Iterator[bytes]:
-        """The bytes in pieces of a few MiB.
-
-        Raises:
-            ArchiveError: The file ends before.
-        """
-        if self.pattern is not None:
-            repeats = max(_CHUNK // len(self.pattern), 1)
-            for start in range(0, self.length, repeats * len(self.pattern)):
-                yield (self.pattern * repeats)[: self.length - start]
-            return
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset)
-            for start in range(0, self.length, _CHUNK):
-                wanted = min(_CHUNK, self.length - start)
-                data = stream.read(wanted)
-                if len(data) != wanted:
-                    raise ArchiveError("the file ends within a parameter")
-                yield data
+#: Sizes that a splat's pattern may have.
+_PATTERN_SIZES: Final = (1, 2, 4, 8, 16)
 
 
 def read_index(path: Path) -> dict[str, Entry]:
@@ -90,78 +47,105 @@ def read_index(path: Path) -> dict[str, Entry]:
         path: An ``.irpa`` or ``.safetensors`` file.
 
     Raises:
-        ArchiveError: It is neither, or damaged.
-        OSError: It cannot be read.
+        ArchiveError: It is neither, damaged, or cannot be read.
     """
-    with path.open("rb") as stream:
+    with opened(path) as (stream, size):
         if stream.read(len(_MAGIC)) == _MAGIC:
-            return _read_archive(path, stream)
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path, stream)
-    raise ArchiveError("expected an .irpa or .safetensors file")
+            try:
+                return _Reader(path, stream, size).entries()
+            except _DamagedError as error:
+                raise ArchiveError(os.fspath(path), str(error)) from error
+    if path.suffix == ".safetensors":
+        return {name: tensor.entry for name, tensor in read_tensors(path).items()}
+    raise ArchiveError(os.fspath(path), "expected an .irpa or .safetensors file")
 
 
-def _read_archive(path: Path, stream: BinaryIO) -> dict[str, Entry]:
-    """Follow the headers of an archive, each of which may point to another."""
-    entries: dict[str, Entry] = {}
-    base = 0
-    while True:
-        stream.seek(base)
-        header = _unpack(_HEADER, stream.read(_HEADER.size), 0)
-        magic, major, _, _, following, _, count, table, table_size, names, names_size, data, _ = (
-            header
-        )
+class _DamagedError(ValueError):
+    """What is wrong with an archive."""
+
+
+class _Reader:
+    """Follows the headers of an archive, each of which may point to another."""
+
+    def __init__(self, path: Path, stream: BinaryIO, size: int):
+        self.path = path
+        self.stream = stream
+        self.size = size
+        self.found: dict[str, Entry] = {}
+
+    def entries(self) -> dict[str, Entry]:
+        """All parameters.
+
+        Raises:
+            _DamagedError: A size or an offset leads out of the file, or a name comes twice.
+        """
+        base = 0
+        while True:
+            following = self._segment(base)
+            if not following:
+                return self.found
+            base += following
+
+    def _segment(self, base: int) -> int:
+        """Read the parameters of the header at ``base``; the distance to the next, or 0."""
+        header = _HEADER.unpack(self._read(base, 0, _HEADER.size, self.size, "a header"))
+        magic, major, _, _, following, _, count, *ranges = header
+        table, table_size, names, names_size, data, _ = ranges
         if magic != _MAGIC or major != 0:
-            raise ArchiveError("expected an archive of version 0")
-        stream.seek(base + table)
-        entry_bytes = stream.read(table_size)
-        stream.seek(base + names)
-        name_bytes = stream.read(names_size)
-        at = 0
+            raise _DamagedError("expected an archive of version 0")
+        # Tables lie between their header and the next, so that no byte is read twice, however
+        # many headers there are.
+        end = base + following if following else self.size
+        entry_bytes = self._read(base, table, table_size, end, "the table of parameters")
+        name_bytes = self._read(base, names, names_size, end, "the names of the parameters")
+        at, named = 0, 0
         for _ in range(count):
-            size = _unpack(struct.Struct("<Q"), entry_bytes, at)[0]
-            found = _read_entry(entry_bytes, at, name_bytes, path, base + data)
-            if found is not None:
-                entries[found[0]] = found[1]
-            at += -(-size // _ENTRY_ALIGNMENT) * _ENTRY_ALIGNMENT
-        if not following:
-            return entries
-        base += following
+            named += self._entry(entry_bytes, at, name_bytes, base + data)
+            if named > names_size:  # overlapping names could be far larger than the file
+                raise _DamagedError("the names of the parameters overlap")
+            (size,) = _unpack(_SIZE, entry_bytes, at)
+            if size < _ENTRY.size:
+                raise _DamagedError(f"an entry of {size} bytes; expected {_ENTRY.size} or more")
+            at += _align(size, _ENTRY_ALIGNMENT)
+        return following
 
+    def _read(self, base: int, offset: int, length: int, end: int, what: str) -> bytes:
+        if base + offset + length > min(end, self.size):
+            raise _DamagedError(f"the archive is cut off or damaged: {what} is out of its place")
+        self.stream.seek(base + offset)
+        return self.stream.read(length)
 
-def _read_entry(
-    table: bytes, at: int, names: bytes, path: Path, data: int
-) -> tuple[str, Entry] | None:
-    _, kind, _, name, name_size, *_ = _unpack(_ENTRY, table, at)
-    key = names[name : name + name_size].decode()
-    if kind == _ENTRY_DATA:
-        offset, length = _unpack(_DATA, table, at + _ENTRY.size)
-        return key, Entry(path, data + offset, length)
-    if kind == _ENTRY_SPLAT:
-        length, pattern, size = _unpack(_SPLAT, table, at + _ENTRY.size)
-        return key, Entry(path, 0, length, pattern[:size])
-    return None
+    def _entry(self, table: bytes, at: int, names: bytes, data: int) -> int:
+        """Read the entry at ``at``; the length of its name."""
+        _, kind, _, name, name_size, *_ = _unpack(_ENTRY, table, at)
+        if name + name_size > len(names):
+            raise _DamagedError("the name of a parameter is out of its place")
+        try:
+            key = names[name : name + name_size].decode()
+        except UnicodeDecodeError as error:
+            raise _DamagedError("the name of a parameter is no UTF-8") from error
+        if kind == _ENTRY_DATA:
+            offset, length = _unpack(_DATA, table, at + _ENTRY.size)
+            if data + offset + length > self.size:
+                raise _DamagedError(f"the archive is cut off: '{shown(key)}' ends behind it")
+            self._add(key, Entry(self.path, data + offset, length))
+        elif kind == _ENTRY_SPLAT:
+            length, pattern, size = _unpack(_SPLAT, table, at + _ENTRY.size)
+            if size not in _PATTERN_SIZES:
+                raise _DamagedError(f"'{shown(key)}' repeats a pattern of {size} bytes")
+            self._add(key, Entry(self.path, 0, length, pattern[:size]))
+        return name_size
+
+    def _add(self, key: str, entry: Entry) -> None:
+        if key in self.found:
+            raise _DamagedError(f"the archive has '{shown(key)}' twice")
+        self.found[key] = entry
 
 
 def _unpack(layout: struct.Struct, data: bytes, at: int) -> tuple[Any, ...]:
     if len(data) < at + layout.size:
-        raise ArchiveError("the archive is cut off")
+        raise _DamagedError("the archive is cut off: its table of parameters ends early")
     return layout.unpack_from(data, at)
-
-
-def _read_safetensors(path: Path, stream: BinaryIO) -> dict[str, Entry]:
-    stream.seek(0)
-    (size,) = _unpack(struct.Struct("<Q"), stream.read(8), 0)
-    try:
-        header = json.loads(stream.read(size))
-    except ValueError as error:
-        raise ArchiveError("the header is no JSON") from error
-    entries: dict[str, Entry] = {}
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            start, end = tensor["data_offsets"]
-            entries[name] = Entry(path, 8 + size + start, end - start)
-    return entries
 
 
 @dataclass(frozen=True)

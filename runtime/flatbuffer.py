@@ -5,6 +5,9 @@
 The layout is that of https://flatbuffers.dev/internals: little endian; a table begins with the
 signed distance back to its vtable, which holds two sizes and then one 16-bit offset a field, 0 for
 a field that is not there.
+
+Offsets may lead to one table from many places, so that a small buffer can stand for any number of
+tables. Reading a buffer therefore has a budget.
 """
 
 from __future__ import annotations
@@ -18,12 +21,34 @@ class FlatBufferError(ValueError):
     """An offset or a size points out of the buffer."""
 
 
+@dataclass
+class Budget:
+    """How much of a buffer may still be read: a table or 64 bytes of a string count as one.
+
+    A table takes 8 bytes or more in the buffer, with its place in a vector: a budget of one for
+    each byte leaves room for those that are read several times.
+    """
+
+    left: int
+
+    def spend(self, size: int = 0) -> None:
+        """Count a table, or a string of ``size`` bytes.
+
+        Raises:
+            FlatBufferError: Nothing is left.
+        """
+        self.left -= 1 + size // 64
+        if self.left < 0:
+            raise FlatBufferError("it stands for more tables than it holds")
+
+
 @dataclass(frozen=True)
 class Table:
     """A table at ``position`` of ``data``. Fields are named by their number in the schema."""
 
     data: memoryview
     position: int
+    budget: Budget
 
     @classmethod
     def root(cls, data: memoryview) -> Table:
@@ -32,7 +57,7 @@ class Table:
         Raises:
             FlatBufferError: It is not in the buffer.
         """
-        return cls(data, _unsigned(data, 0))
+        return cls(data, _unsigned(data, 0), Budget(len(data)))
 
     def _field(self, number: int) -> int | None:
         """Where the field's value is, or None for a field that is not there."""
@@ -69,6 +94,7 @@ class Table:
     def string(self, number: int) -> str:
         """A string, empty where it is not there; bytes that are no UTF-8 are replaced."""
         content = self.bytes(number)
+        self.budget.spend(0 if content is None else len(content))
         return "" if content is None else str(content, "utf-8", "replace")
 
     def tables(self, number: int) -> Iterator[Table]:
@@ -79,7 +105,8 @@ class Table:
         start, count = self._vector(field)
         _slice(self.data, start, 4 * count)
         for position in range(start, start + 4 * count, 4):
-            yield Table(self.data, position + _unsigned(self.data, position))
+            self.budget.spend()
+            yield Table(self.data, position + _unsigned(self.data, position), self.budget)
 
     def _vector(self, field: int) -> tuple[int, int]:
         """Where a vector's elements start, and how many there are."""

@@ -8,6 +8,7 @@ integers, for tensors of any size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ import numpy.typing as npt
 _BLOCK: Final = 32
 _SMALLEST_NORMAL: Final = 1 << 23
 _MANTISSA: Final = (1 << 23) - 1
+#: Elements that are quantised at a time: the work on them takes some 60 bytes each.
+_SLAB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,32 @@ class Loss:
 
     def __add__(self, other: Loss) -> Loss:
         return Loss(self.error + other.error, self.norm + other.norm, self.clipped + other.clipped)
+
+
+def slab_rows(k: int) -> int:
+    """How many rows of K elements to quantise at a time: whole blocks of 32."""
+    return max(_SLAB // max(k, 1) // _BLOCK, 1) * _BLOCK
+
+
+def quantize_slabs(
+    slabs: Iterable[npt.NDArray[Any]], block_rows: int, rule: str, form: WeightFormat
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], Loss]]:
+    """Quantise a weight a slab of rows at a time, as ``quantize_rows`` does each.
+
+    Args:
+        slabs: Its rows in order, ``slab_rows(K)`` at a time.
+        block_rows: Rows that share a scale, 1 or 32.
+        rule: ``rceil``, ``floor``, ``ceil`` or ``even``.
+        form: The format.
+
+    Raises:
+        ValueError: It holds a NaN or an infinity.
+    """
+    for slab in slabs:
+        values = np.asarray(slab, np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError("NaN" if np.isnan(values).any() else "an infinity")
+        yield quantize_rows(values, block_rows, rule, form)
 
 
 def quantize_rows(

@@ -216,12 +216,16 @@ def _rodata(
     source: str, root: Table, content: memoryview, start: int, external: int
 ) -> Iterator[tuple[int, memoryview]]:
     """Each read-only segment with its offset in the file."""
+    left = len(content)
     for number, segment in enumerate(root.tables(9)):
         embedded = segment.bytes(2)
+        offset, size = external + segment.uint64(3), segment.uint64(4)
+        left -= size if embedded is None else len(embedded)
+        if left < 0 and offset + size <= len(content):
+            raise FlatBufferError("its segments overlap")
         if embedded is not None:
             yield start, embedded
             continue
-        offset, size = external + segment.uint64(3), segment.uint64(4)
         if offset + size > len(content):
             raise VmfbError(
                 source,

@@ -16,13 +16,22 @@ from block32 import __version__
 from block32.dialects.diagnostics import DiagnosticError
 
 #: The commands' modules, in the order of ``block32 --help``.
-COMMANDS: Final[tuple[str, ...]] = ("compile", "run", "spec", "doctor", "inspect", "quantize")
+COMMANDS: Final[tuple[str, ...]] = (
+    "compile",
+    "run",
+    "spec",
+    "doctor",
+    "inspect",
+    "quantize",
+    "import_",
+)
 
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb
   block32 run model.vmfb --function=main --input=@x.npy
   block32 doctor model.vmfb
   block32 spec model.mlir --target=cpu -o spec.mlir
+  block32 import checkpoint FOLDER -o layers.mlir --output-params=layers.irpa
 """
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,16 +16,14 @@ from rich.progress import Progress
 
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import DiagnosticError
-from block32.passes.base import Report
-from block32.passes.pipeline import PassFailedError, run_pipeline
 from block32.passes.quantize_weights import BLOCKS, QuantizeWeightsPass
 from block32.passes.quantizing.weights import DTYPES, QuantizedWeight
-from block32.runtime.archive import ArchiveError, Entry, NewEntry, read_index, write_archive
+from block32.runtime.archive import NewEntry, read_index, write_archive
+from block32.runtime.entry import Entry
 from block32.runtime.quantizer import FORMATS
-from block32.tools.compiler import parse_module
-from block32.tools.iree_compile import read_input, run_iree_compile
 from block32.tools.output import replaced_at_end
 from block32.tools.quantize_report import render_report
+from block32.tools.rewrite_model import import_model, run_pass
 
 _EXAMPLES = """examples:
   block32 quantize model.mlir --params=model.irpa -o q.mlir --output-params=q.irpa
@@ -89,11 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print. No output is left behind.
     """
     _check_report_name(arguments.report)
-    source = read_input(
-        arguments.input, sys.stdin.buffer.read() if arguments.input == "-" else None
-    )
-    name = "<stdin>" if arguments.input == "-" else arguments.input
-    text, weights = _rewrite_model(source, name, arguments)
+    text, name, weights = _rewrite_model(arguments)
     parameters = [weight for weight in weights if weight.key is not None]
     if parameters and not (arguments.params and arguments.output_params):
         raise DiagnosticError(
@@ -122,17 +115,9 @@ def _check_report_name(path: str | None) -> None:
         raise DiagnosticError(path, "expected a report that ends in .html or .json")
 
 
-def _rewrite_model(
-    source: bytes, name: str, arguments: argparse.Namespace
-) -> tuple[bytes, list[QuantizedWeight]]:
-    """The new model's text, and its weights."""
-    with Console(stderr=True, quiet=arguments.quiet).status(f"{name}: importing"):
-        imported = run_iree_compile(
-            ["-", "--compile-to=input", "--emit-mlir-bytecode", "--mlir-print-debuginfo"],
-            stdin=source,
-            input_name=name,
-        )
-        module = parse_module(imported, name)
+def _rewrite_model(arguments: argparse.Namespace) -> tuple[bytes, str, list[QuantizedWeight]]:
+    """The new model's text, the model's name, and its weights."""
+    module, name = import_model(arguments.input, arguments.quiet)
     quantize = QuantizeWeightsPass(
         block=arguments.block,
         rule=arguments.rule,
@@ -140,15 +125,7 @@ def _rewrite_model(
         activations=arguments.activations,
         keep=",".join(arguments.keep),
     )
-    try:
-        run_pipeline(module, [quantize], Report())
-    except PassFailedError as error:
-        if error.diagnostic is None:
-            raise
-        found = error.diagnostic
-        location = name if found.location == "<module>" else found.location
-        raise DiagnosticError(location, found.message, found.notes) from error
-    return module.operation.get_asm(enable_debug_info=False).encode(), quantize.weights
+    return run_pass(module, name, quantize), name, quantize.weights
 
 
 def _write_parameters(
@@ -159,7 +136,7 @@ def _write_parameters(
     Raises:
         DiagnosticError: Parameters are missing, of another size, not finite, or the disk is full.
     """
-    entries = _read_entries(arguments.params)
+    entries = read_index(Path(arguments.params))
     _check_entries(entries, weights, arguments.params)
     replaced = {weight.key for weight in weights if not weight.keeps_original}
     new = [
@@ -177,20 +154,7 @@ def _write_parameters(
 
         for weight in weights:
             new += _quantized_entries(weight, entries[str(weight.key)], arguments.params, advance)
-        try:
-            write_archive(stream, new)
-        except ArchiveError as error:
-            raise DiagnosticError(arguments.params, str(error)) from error
-
-
-def _read_entries(path: str) -> dict[str, Entry]:
-    try:
-        return read_index(Path(path))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DiagnosticError(path, f"cannot read the parameters: {reason}") from error
-    except ArchiveError as error:
-        raise DiagnosticError(path, str(error)) from error
+        write_archive(stream, new)
 
 
 def _check_entries(entries: dict[str, Entry], weights: list[QuantizedWeight], path: str) -> None:

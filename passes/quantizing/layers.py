@@ -125,7 +125,26 @@ def _source(value: ir.Value, symbols: ir.SymbolTable) -> Source | None:
     if "is_mutable" in definition.attributes or "initial_value" not in definition.attributes:
         return None
     initial = definition.attributes["initial_value"]
-    parameter = _PARAMETER.search(str(initial)) if "#flow.parameter" in str(initial)[:400] else None
-    if parameter:
-        return Source(symbol, parameter[1] or "", parameter[2])
-    return Source(symbol, value=initial)
+    parameter = _parameter(initial)
+    return Source(symbol, *parameter) if parameter else Source(symbol, value=initial)
+
+
+def _parameter(initial: ir.Attribute) -> tuple[str, str] | None:
+    """Scope and key of the parameter that a global's initial value is."""
+    # A constant's text may be as large as the weight.
+    if isinstance(initial, ir.DenseElementsAttr | ir.DenseResourceElementsAttr):
+        return None
+    parameter = _PARAMETER.search(str(initial))
+    return (parameter[1] or "", parameter[2]) if parameter else None
+
+
+def parameters_of(module: ir.Module) -> dict[str, tuple[ir.Operation, ir.Type]]:
+    """The globals of a module whose values are in a parameter file, by key, with their types."""
+    found: dict[str, tuple[ir.Operation, ir.Type]] = {}
+    for op in operations_named(module, "util.global"):
+        if "initial_value" not in op.attributes:
+            continue
+        parameter = _parameter(op.attributes["initial_value"])
+        if parameter:
+            found[parameter[1]] = op, ir.TypeAttr(op.attributes["type"]).value
+    return found

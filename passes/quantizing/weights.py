@@ -15,18 +15,15 @@ import numpy.typing as npt
 from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, error_at
-from block32.lowering.common.tensors import bitcast
 from block32.lowering.problem import ceil_div
 from block32.passes.quantizing.layers import Layer
-from block32.runtime.quantizer import FORMATS, Loss, quantize_rows
+from block32.runtime.quantizer import FORMATS, Loss, quantize_slabs, slab_rows
 
 DTYPES: dict[str, Any] = {
     "f32": np.float32,
     "bf16": ml_dtypes.bfloat16,
     "f16": np.float16,
 }
-#: Elements that are quantised at a time: the work on them takes some 60 bytes each.
-_SLAB = 1 << 20
 
 
 @dataclass
@@ -108,16 +105,6 @@ class QuantizedWeight:
         """Bytes of codes and scales."""
         return int(np.prod(self.code_shape) + np.prod(self.scale_shape))
 
-    def load(self, element: ir.Type, k: int) -> ir.Value:
-        """Load the codes at the insertion point, as ``[N, K]`` of ``element``."""
-        stored = ir.RankedTensorType.get(list(self.code_shape), _i8())
-        load = ir.Operation.create(
-            "util.global.load",
-            results=[stored],
-            attributes={"global": ir.FlatSymbolRefAttr.get(self.symbol)},
-        )
-        return bitcast(load.result, ir.RankedTensorType.get([self.n, k], element))
-
     def quantize(
         self, stored: npt.NDArray[Any]
     ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
@@ -130,14 +117,12 @@ class QuantizedWeight:
             ValueError: It holds a NaN or an infinity.
         """
         w = stored.T if self.is_transposed else stored
-        rows = max(_SLAB // max(self.k, 1) // 32, 1) * 32
+        rows = slab_rows(self.k)
+        slabs = (w[start : start + rows] for start in range(0, self.n, rows))
         self.loss = Loss()
-        for start in range(0, self.n, rows):
-            slab = np.asarray(w[start : start + rows], np.float32)
-            if not np.isfinite(slab).all():
-                raise ValueError("NaN" if np.isnan(slab).any() else "an infinity")
-            form = FORMATS[self.format]
-            codes, scales, loss = quantize_rows(slab, self.block[0], self.rule, form)
+        for codes, scales, loss in quantize_slabs(
+            slabs, self.block[0], self.rule, FORMATS[self.format]
+        ):
             self.loss = self.loss + loss
             yield codes, scales
 
@@ -145,11 +130,12 @@ class QuantizedWeight:
 class WeightStore:
     """Makes the globals of a module's weights, one for each weight however often it is read."""
 
-    def __init__(self, module: ir.Module, block: tuple[int, int], rule: str, form: str):
+    def __init__(self, module: ir.Module, rule: str, form: str):
         """The module, and how its weights are quantised."""
         self._module = module
         self._symbols = ir.SymbolTable(module.operation)
-        self._options = {"block": block, "rule": rule, "format": form}
+        self._rule = rule
+        self._format = form
         self._made: dict[object, QuantizedWeight] = {}
         self._replaced: set[str] = set()
 
@@ -158,8 +144,12 @@ class WeightStore:
         """All of them, in program order."""
         return list(self._made.values())
 
-    def quantized(self, layer: Layer) -> QuantizedWeight:
+    def quantized(self, layer: Layer, block: tuple[int, int]) -> QuantizedWeight:
         """The MX weight of a layer.
+
+        Args:
+            layer: The layer.
+            block: (rows, K) elements that share a scale.
 
         Raises:
             DiagnosticError: A weight in the module is not finite.
@@ -167,13 +157,13 @@ class WeightStore:
         source = layer.source
         key = (source.symbol or source.value, layer.is_transposed)
         if key not in self._made:
-            self._made[key] = self._make(layer)
+            self._made[key] = self._make(layer, block)
             if source.symbol:
                 self._replaced.add(source.symbol)
         self._made[key].layers += 1
         return self._made[key]
 
-    def _make(self, layer: Layer) -> QuantizedWeight:
+    def _make(self, layer: Layer, block: tuple[int, int]) -> QuantizedWeight:
         source = layer.source
         symbol = f"{source.symbol or layer.name}_mx"
         while symbol in self._symbols:
@@ -185,13 +175,16 @@ class WeightStore:
             shape=layer.shape,
             element=layer.element,
             is_transposed=layer.is_transposed,
+            block=block,
+            rule=self._rule,
+            format=self._format,
             symbol=symbol,
             keeps_original=source.symbol is not None and self._is_read_elsewhere(layer),
-            **self._options,  # type: ignore[arg-type]
         )
         if source.value is None:
-            self._define(layer, weight.symbol, weight.code_shape, _parameter(weight, False))
-            self._define(layer, weight.scale_symbol, weight.scale_shape, _parameter(weight, True))
+            with ir.InsertionPoint.at_block_begin(self._module.body), layer.op.location:
+                for definition in define_parameters(weight):
+                    self._symbols.insert(definition)
         else:
             self._define_constants(layer, weight, _array(layer))
         return weight
@@ -222,23 +215,9 @@ class WeightStore:
             (weight.symbol, weight.scale_symbol), zip(*slabs, strict=True), strict=True
         ):
             array = np.concatenate(parts).view(np.int8)
-            self._define(layer, symbol, array.shape, ir.DenseElementsAttr.get(array))
-
-    def _define(
-        self, layer: Layer, symbol: str, shape: tuple[int, ...], initial: ir.Attribute
-    ) -> None:
-        """``util.global private @symbol = initial`` at the module's start."""
-        with ir.InsertionPoint.at_block_begin(self._module.body), layer.op.location:
-            definition = ir.Operation.create(
-                "util.global",
-                attributes={
-                    "sym_name": ir.StringAttr.get(symbol),
-                    "sym_visibility": ir.StringAttr.get("private"),
-                    "type": ir.TypeAttr.get(ir.RankedTensorType.get(list(shape), _i8())),
-                    "initial_value": initial,
-                },
-            )
-            self._symbols.insert(definition)
+            with ir.InsertionPoint.at_block_begin(self._module.body), layer.op.location:
+                initial = ir.DenseElementsAttr.get(array)
+                self._symbols.insert(define_global(symbol, initial.type, initial))
 
     def remove_unused(self) -> None:
         """Drop what only the replaced matmuls read: views, loads, and the globals themselves."""
@@ -288,13 +267,36 @@ def _final_readers(value: ir.Value) -> set[str]:
     return readers
 
 
-def _parameter(weight: QuantizedWeight, is_scale: bool) -> ir.Attribute:
-    """``#flow.parameter.named<scope::key>`` of the codes or of the scales."""
-    key = weight.scale_key if is_scale else weight.code_key
-    shape = weight.scale_shape if is_scale else weight.code_shape
-    scope = f"{json.dumps(weight.scope)}::" if weight.scope else ""
-    return ir.Attribute.parse(
-        f"#flow.parameter.named<{scope}{json.dumps(key)}> : tensor<{shape[0]}x{shape[1]}xi8>"
+def define_parameters(weight: QuantizedWeight) -> list[ir.Operation]:
+    """The globals of codes and scales at the insertion point, for parameters in a file."""
+    i8 = ir.IntegerType.get_signless(8)
+    named = (
+        (weight.symbol, weight.code_shape, weight.code_key),
+        (weight.scale_symbol, weight.scale_shape, weight.scale_key),
+    )
+    return [
+        define_parameter(symbol, ir.RankedTensorType.get(list(shape), i8), weight.scope, key)
+        for symbol, shape, key in named
+    ]
+
+
+def define_parameter(symbol: str, type_: ir.Type, scope: str | None, key: str) -> ir.Operation:
+    """``util.global private @symbol = #flow.parameter.named<scope::key>``."""
+    prefix = f"{json.dumps(scope)}::" if scope else ""
+    text = f"#flow.parameter.named<{prefix}{json.dumps(key)}> : {type_}"
+    return define_global(symbol, type_, ir.Attribute.parse(text))
+
+
+def define_global(symbol: str, type_: ir.Type, initial: ir.Attribute) -> ir.Operation:
+    """``util.global private @symbol = initial`` at the insertion point."""
+    return ir.Operation.create(
+        "util.global",
+        attributes={
+            "sym_name": ir.StringAttr.get(symbol),
+            "sym_visibility": ir.StringAttr.get("private"),
+            "type": ir.TypeAttr.get(type_),
+            "initial_value": initial,
+        },
     )
 
 
@@ -316,7 +318,3 @@ def _array(layer: Layer) -> npt.NDArray[Any]:
         "the weight is a resource; expected a dense constant or a parameter",
         ("externalise the weights: iree-import or iree.turbine write them as parameters",),
     )
-
-
-def _i8() -> ir.Type:
-    return ir.IntegerType.get_signless(8)

@@ -22,14 +22,18 @@ _MACH_GFX950 = 0x4F
 _ELF_HEADER_BYTES = 64
 _SECTION_SYMTAB = 2
 _SECTION_NOTE = 7
+_SECTION_NOBITS = 8
 _SECTION_DYNSYM = 11
 _NOTE_METADATA = 32
+_SEGMENT_LOAD = 1
 
 #: What reading a damaged file may raise.
 _DAMAGE = (struct.error, ValueError, LookupError, TypeError, OverflowError, RecursionError)
 
-#: A loaded image larger than this (1 GiB) is taken for a damaged header.
-_MOST_IMAGE_BYTES = 1 << 30
+#: Zeros in a loaded image that the file does not hold: more are taken for a damaged header.
+_MOST_ZERO_BYTES = 1 << 26
+#: Longer names are taken for damage: they would be copied for each symbol.
+_LONGEST_NAME = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,9 @@ def _sections(elf: bytes) -> list[_Section]:
         struct.unpack_from("<IIQQQQIIQQ", elf, section_offset + i * entry_size)
         for i in range(count)
     ]
+    # In a sound file no two sections share bytes, so that reading them all reads it once.
+    if sum(r[5] for r in raw if r[1] != _SECTION_NOBITS) > len(elf):
+        raise ValueError("its sections overlap")
     names = elf[raw[names_index][4] : raw[names_index][4] + raw[names_index][5]]
     return [
         _Section(_text(names, r[0]), r[1], address=r[3], offset=r[4], size=r[5], link=r[6])
@@ -106,23 +113,24 @@ def _sections(elf: bytes) -> list[_Section]:
 
 
 def _text(table: bytes, offset: int) -> str:
-    return table[offset : table.index(b"\0", offset)].decode()
+    return table[offset : table.index(b"\0", offset, offset + _LONGEST_NAME)].decode()
 
 
 def _image(elf: bytes) -> bytes:
     """Lay the loadable segments out at their addresses."""
     offset = struct.unpack_from("<Q", elf, 32)[0]
     entry_size, count = struct.unpack_from("<HH", elf, 54)
-    image = bytearray()
-    for i in range(count):
-        kind, _, start, address, _, size, memory, _ = struct.unpack_from(
-            "<IIQQQQQQ", elf, offset + i * entry_size
-        )
-        if kind != 1:  # PT_LOAD
-            continue
-        if start + size > len(elf) or max(address + size, address + memory) > _MOST_IMAGE_BYTES:
+    headers = (struct.unpack_from("<IIQQQQQQ", elf, offset + i * entry_size) for i in range(count))
+    loaded = [header[2:7] for header in headers if header[0] == _SEGMENT_LOAD]
+    if sum(size for _, _, _, size, _ in loaded) > len(elf) + _MOST_ZERO_BYTES:
+        raise ValueError("its segments overlap")
+    end = max((address + max(size, memory) for _, address, _, size, memory in loaded), default=0)
+    if end > len(elf) + _MOST_ZERO_BYTES:
+        raise ValueError("a segment lies outside of the file")
+    image = bytearray(end)
+    for start, address, _, size, _ in loaded:
+        if start + size > len(elf):
             raise ValueError("a segment lies outside of the file")
-        image.extend(bytes(max(0, address + memory - len(image))))
         image[address : address + size] = elf[start : start + size]
     return bytes(image)
 
@@ -151,9 +159,15 @@ def _metadata(elf: bytes, sections: list[_Section]) -> dict[str, Any]:
             name_size, size, kind = struct.unpack_from("<III", elf, at)
             start = at + 12 + (name_size + 3) // 4 * 4
             if kind == _NOTE_METADATA:
-                return msgpack.decode(elf[start : start + size])
+                return _as_map(msgpack.decode(elf[start : start + size]))
             at = start + (size + 3) // 4 * 4
     raise CodeObjectError("the ELF file has no AMDGPU metadata note")
+
+
+def _as_map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("its metadata are no map")
+    return value
 
 
 _USER_SGPRS = (
@@ -236,11 +250,11 @@ def _parse(elf: bytes) -> CodeObject:
     sections = _sections(elf)
     metadata = _metadata(elf, sections)
     if struct.unpack_from("<I", elf, 48)[0] & _MACH_MASK != _MACH_GFX950:
-        chip = metadata.get("amdhsa.target", "another target").rpartition("-")[2]
+        chip = str(metadata.get("amdhsa.target", "another target")).rpartition("-")[2]
         raise CodeObjectError(f"the code object is for {chip}; compile for gfx950")
     image = _image(elf)
     symbols = _symbols(elf, sections)
-    kernels = [_kernel(image, symbols, m) for m in metadata["amdhsa.kernels"]]
+    kernels = [_kernel(image, symbols, _as_map(m)) for m in metadata["amdhsa.kernels"]]
     return CodeObject(image, {k.name: k for k in kernels})
 
 
@@ -258,7 +272,7 @@ def _elf_size(data: bytes, at: int) -> int:
         return end
     for i in range(count):
         header = struct.unpack_from("<IIQQQQ", data, at + table + i * entry_size)
-        if header[1] != 8:  # SHT_NOBITS takes no bytes of the file
+        if header[1] != _SECTION_NOBITS:  # takes no bytes of the file
             end = max(end, header[4] + header[5])
     return end
 
@@ -282,7 +296,7 @@ def hsacos_from_vmfb(module: bytes | str | Path) -> list[bytes]:
         step = 1
         if data[at + 18 : at + 20] == _MACHINE_AMDGPU.to_bytes(2, "little"):
             try:
-                step = _elf_size(data, at)
+                step = max(_elf_size(data, at), _ELF_HEADER_BYTES)
             except _DAMAGE as error:
                 raise DamagedCodeError("a code object of the module is damaged") from error
             if at + step > len(data):

@@ -58,6 +58,8 @@ def _value(data: bytes, at: int) -> tuple[Any, int]:
 def _sequence(data: bytes, at: int, kind: str, length: int) -> tuple[Any, int]:
     if kind in ("str", "bin"):
         raw = data[at : at + length]
+        if len(raw) != length:
+            raise ValueError("a MessagePack string ends early")
         return (raw.decode() if kind == "str" else raw), at + length
     items: list[Any] = []
     for _ in range(length * 2 if kind == "map" else length):
