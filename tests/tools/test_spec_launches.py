@@ -42,11 +42,11 @@ class ProbeTarget(Target):
     def compile_flags(self) -> tuple[str, ...]:
         return GENERIC
 
-    def select(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
+    def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         tiers = (KernelTier("gemv", max_m=1), KernelTier("stream", max_m=3), KernelTier("tiled"))
         return Selection(KernelConfig(self.name, tiers), "a test")
 
-    def verify(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
+    def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         return None
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
