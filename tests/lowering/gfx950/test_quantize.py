@@ -35,7 +35,7 @@ def quantizing(m: int | None, n: int, k: int, lhs: str, rule: str = "rceil", **f
 
 
 def activation(m: int, k: int, lhs: str) -> npt.NDArray[Any]:
-    """Values of all magnitudes; zero blocks, subnormals, infinities and NaNs where there is room."""
+    """Values of all magnitudes; zeros, subnormals, infinities and NaNs where there is room."""
     rng = np.random.default_rng(k)
     x = rng.normal(size=(m, k)) * np.exp2(rng.integers(-9, 6, (m, k)))
     x[0, : min(k, 32)] = 0
