@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from iree.compiler import ir
@@ -46,6 +47,12 @@ class KernelContext:
     def has(self, name: str) -> bool:
         """Whether the launch has a binding of this name."""
         return name in self._bindings
+
+    def renamed(self, names: Mapping[str, str]) -> KernelContext:
+        """The same launch, with bindings under other names: ``names`` has new ones by old ones."""
+        other = copy.copy(self)
+        other._bindings = tuple(names.get(binding, binding) for binding in self._bindings)
+        return other
 
     def memref(self, name: str, type_text: str, dynamic_sizes: tuple[Index, ...] = ()) -> ir.Value:
         """The binding ``name`` seen as a memref of the given type.

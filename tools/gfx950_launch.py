@@ -22,6 +22,8 @@ from block32.tools.gfx950_executor import Buffer, Executor, Report
 
 FLOAT_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
+_BUFFER_TYPES: dict[str, Any] = {"f32": np.float32, "i8": np.uint8}
+
 #: What results and slots hold before a launch: a value that no product has.
 POISON = 0xA5
 
@@ -57,7 +59,7 @@ def launch_matmul(
         hsaco: The code object.
         problem: The matmul.
         tiers: Its tiers.
-        operands: Its operands by their ABI name, as bytes.
+        operands: Its arguments by their ABI name, as bytes.
         executable: The symbol of the executable that the kernels came from.
         seed: Of the schedule.
         workgroups: Run only these of a launch, by its name; all of those that are not named.
@@ -73,12 +75,15 @@ def launch_matmul(
     arrays = dict(operands)
     arrays[RESULT] = np.empty((m, problem.n), FLOAT_TYPES[problem.result])
     arrays[RESULT].view(np.uint8)[:] = POISON
+    if problem.grouping:
+        arrays[RESULT] = np.array(operands["init"])
     for name, buffer in plan.buffers.items():
         size = as_integer(buffer.size(m))
         if buffer.zeroed:
             arrays[name] = np.full(size, first_counter, np.int32)
         else:
-            arrays[name] = np.full(4 * size, POISON, np.uint8).view(np.float32)
+            dtype = np.dtype(_BUFFER_TYPES[buffer.element])
+            arrays[name] = np.full(dtype.itemsize * size, POISON, np.uint8).view(dtype)
     executor, reports = Executor(hsaco), {}
     for launch in plan.launches:
         grid = [

@@ -47,7 +47,7 @@ _F32_INFINITY = 0x7F800000
 _SMALLEST_NORMAL = 1 << 23
 _MANTISSA = (1 << 23) - 1
 #: The scale of a block that holds an infinity: the largest finite one.
-_INFINITE_SCALE = 254
+INFINITE_SCALE = 254
 
 
 def scale_byte(amax: ir.Value, rule: str, element: str) -> ir.Value:
@@ -70,7 +70,7 @@ def scale_byte(amax: ir.Value, rule: str, element: str) -> ir.Value:
     exponent = arith.shrui(rounded, _int(i32, 23))
     byte = arith.subi(exponent, _int(i32, layout.largest_exponent))
     byte = arith.maxsi(byte, _int(i32, 0))
-    return arith.select(is_infinite, _int(i32, _INFINITE_SCALE), byte)
+    return arith.select(is_infinite, _int(i32, INFINITE_SCALE), byte)
 
 
 def _rounding_addend(rule: str, layout: CodeFormat) -> int:

@@ -53,8 +53,8 @@ class OperandRows:
     panel_k: Index = 0
 
     def bytes_of(self, k: Index) -> Index:
-        """Bytes from the start of a row to element ``k``, a multiple of 32."""
-        return k if self.bits == 8 else k * self.bits // 8
+        """Bytes from the start of a row to element ``k``, an even one where two share a byte."""
+        return k * (self.bits // 8) if self.bits >= 8 else k * self.bits // 8
 
     def lane_offsets(self, window: KWindow) -> tuple[Index, ...]:
         """For each fragment the offset of the lane's first chunk of a window at K = 0."""
@@ -78,9 +78,9 @@ class OperandRows:
         """The chunks of one instruction at K = ``k``, with zeros from the end of the row on."""
         chunk_bytes = atom.chunk_bytes(self.bits)
         starts = [k + atom.chunk_k(self.group, c, self.bits) for c in range(atom.chunks(self.bits))]
-        return [self._load_chunk_guarded(fragment, start, chunk_bytes) for start in starts]
+        return [self.load_chunk_guarded(fragment, start, chunk_bytes) for start in starts]
 
-    def _load_chunk_guarded(self, fragment: int, k: Index, chunk_bytes: int) -> ir.Value:
+    def load_chunk_guarded(self, fragment: int, k: Index, chunk_bytes: int) -> ir.Value:
         """The bytes of a chunk in pieces that are wholly inside the row or wholly outside."""
         width = aligned_width(self.row_bytes, CHUNK_BYTES)
         if width < CHUNK_BYTES or chunk_bytes < CHUNK_BYTES:

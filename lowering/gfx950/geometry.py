@@ -166,7 +166,9 @@ class Geometry:
         return ceil_div(self.problem.n, self.block_n)
 
     def tiles_m(self, m: Index) -> Index:
-        """Tiles along M."""
+        """Tiles along M; with groups as many as any division of M rows can need."""
+        if self.problem.grouping:
+            return m // self.block_m + self.problem.grouping.groups
         return index_ceil_div(m, self.block_m)
 
     def tiles(self, m: Index) -> Index:
@@ -182,6 +184,11 @@ class Geometry:
     def lhs_bits(self) -> int:
         """Bits of an element of x."""
         return ELEMENT_BITS[self.problem.lhs]
+
+    @property
+    def loaded_lhs_bits(self) -> int:
+        """Bits of an element of x as it comes from memory."""
+        return self.lhs_bits
 
     @property
     def rhs_bits(self) -> int:
@@ -225,7 +232,7 @@ class Geometry:
         (tiled); x fragments read ahead; addresses. Within a few of what LLVM takes.
         """
         accumulators = self.fragments_m * self.fragments_n * self.atom.result_registers
-        x_words = self.atom.lane_words(self.lhs_bits)
+        x_words = self.atom.lane_words(self.loaded_lhs_bits)
         w_words = self.atom.lane_words(self.rhs_bits)
         fragments = self.fragments_m + self.fragments_n
         scales = fragments * self.instructions // self.window.spread
@@ -252,6 +259,8 @@ class Geometry:
         return None
 
     def _check_shape(self) -> str | None:
+        if self.problem.grouping and self.tier.splits > 1:
+            return f"splits is {self.tier.splits}; expected 1 for groups of rows"
         block = self.problem.rhs_block[0]
         for name, size in (("M", self.block_m), ("N", self.block_n), ("K", self.block_k)):
             if size & (size - 1):
@@ -308,3 +317,28 @@ class Geometry:
                 f"about {self.registers} registers a lane; expected at most {self.register_limit}"
             )
         return None
+
+
+@dataclass(frozen=True)
+class QuantizingGeometry(Geometry):
+    """The sizes of a kernel that quantises x on the way; ``problem`` is the matmul after that.
+
+    Attributes:
+        source: The matmul with x as it is in memory.
+    """
+
+    source: ScaledMatmul
+
+    @property
+    def loaded_lhs_bits(self) -> int:
+        """Bits of an element of x before it is quantised."""
+        return ELEMENT_BITS[self.source.lhs]
+
+
+def geometry_of(problem: ScaledMatmul, tier: KernelTier) -> Geometry:
+    """The sizes of the kernel that multiplies; a separate launch quantises x before it."""
+    if not problem.lhs_quantize:
+        return Geometry(problem, tier)
+    if tier.quantize == "fused":
+        return QuantizingGeometry(problem.quantized(), tier, problem)
+    return Geometry(problem.quantized(), tier)

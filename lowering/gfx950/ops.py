@@ -277,6 +277,21 @@ def scaled_mfma(
     )
 
 
+#: Which lane of four each lane is given, for the first and the second round of a reduction.
+QUAD_NEIGHBOURS = ((1, 0, 3, 2), (2, 3, 0, 1))
+
+
+def quad_permute(value: ir.Value, lanes: tuple[int, int, int, int]) -> ir.Value:
+    """The 32-bit values of other lanes, within each four neighbouring ones."""
+    positions = ", ".join(f"{lane} : i32" for lane in lanes)
+    return amdgpu.dpp(
+        value,
+        value,
+        attribute("#amdgpu.dpp_perm<quad_perm>"),
+        perm_argument=attribute(f"[{positions}]"),
+    )
+
+
 def for_range(
     start: Index,
     stop: Index,

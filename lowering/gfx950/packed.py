@@ -11,31 +11,34 @@ leak), summed over panels and over waves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iree.compiler import ir
-from iree.compiler.dialects import amdgpu, arith
+from iree.compiler.dialects import arith
 
 from block32.lowering.common.index import Index, equal
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.epilogue import Piece, extract_values
 from block32.lowering.gfx950.fragments import OperandRows, ScaleRows
-from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.geometry import Geometry, QuantizingGeometry
+from block32.lowering.gfx950.grouped import locate_workgroup
 from block32.lowering.gfx950.machine import WAVE_LANES
+from block32.lowering.gfx950.packed_operands import PackedOperand, ScaledRows
+from block32.lowering.gfx950.packed_quantize import QuantizedRows
 from block32.lowering.gfx950.stream import StreamLoop, finish
 from block32.lowering.gfx950.tiled import (
-    guarded_operands,
     multiply,
     weight_scale_rows,
 )
-from block32.lowering.gfx950.workgroup import Lane, Workgroup, locate
+from block32.lowering.gfx950.workgroup import Lane, Workgroup
 from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import ELEMENT_BITS
 
 
 def emit_packed(geometry: Geometry, kernel: KernelContext) -> None:
     """Write the kernel's body."""
-    workgroup = locate(geometry, kernel)
+    workgroup = locate_workgroup(geometry, kernel)
 
     def compute(_: list[ir.Value]) -> list[ir.Value]:
         thread = ops.thread_id()
@@ -85,20 +88,10 @@ def _select_panel(registers: Sequence[ir.Value], panel: Index) -> ir.Value:
     return chosen
 
 
-#: Which lane of four each lane adds, for the first and the second round of a sum over panels.
-_NEIGHBOURS = ("1 : i32, 0 : i32, 3 : i32, 2 : i32", "2 : i32, 3 : i32, 0 : i32, 1 : i32")
-
-
 def _sum_over_panels(value: ir.Value, panels: int) -> ir.Value:
     """The sum over the neighbouring lanes of one token, in all of them."""
-    for neighbours in _NEIGHBOURS[: panels.bit_length() - 1]:
-        other = amdgpu.dpp(
-            value,
-            value,
-            ops.attribute("#amdgpu.dpp_perm<quad_perm>"),
-            perm_argument=ops.attribute(f"[{neighbours}]"),
-        )
-        value = arith.addf(value, other)
+    for neighbours in ops.QUAD_NEIGHBOURS[: panels.bit_length() - 1]:
+        value = arith.addf(value, ops.quad_permute(value, neighbours))
     return value
 
 
@@ -109,14 +102,10 @@ class PackedLoop(StreamLoop):
     Attributes:
         x: The wave's packed rows of x.
         w: The wave's packed rows of w.
-        x_scales: The scales of those rows of x.
-        w_scales: The scales of those rows of w.
     """
 
-    x: OperandRows
-    w: OperandRows
-    x_scales: ScaleRows
-    w_scales: ScaleRows
+    x: PackedOperand
+    w: PackedOperand
 
     @classmethod
     def create(cls, workgroup: Workgroup, lane: Lane) -> PackedLoop:
@@ -124,18 +113,8 @@ class PackedLoop(StreamLoop):
         geometry, problem = workgroup.geometry, workgroup.geometry.problem
         packing, atom = geometry.packing, geometry.atom
         panel_k = packing.panel_k(lane.row)
-        rows = [packing.row(lane.row + m * atom.m) for m in range(geometry.fragments_m)]
         columns = [packing.row(lane.row + n * atom.m) for n in range(geometry.fragments_n)]
-        x = OperandRows(
-            workgroup.x(),
-            problem.lhs,
-            geometry.lhs_bits,
-            problem.lhs_row_bytes,
-            tuple(row * problem.lhs_row_bytes for row in rows),
-            lane.group,
-            panel_k,
-        )
-        w = OperandRows(
+        rows = OperandRows(
             workgroup.w(),
             problem.rhs,
             geometry.rhs_bits,
@@ -144,17 +123,10 @@ class PackedLoop(StreamLoop):
             lane.group,
             panel_k,
         )
-        x_scales = ScaleRows(
-            workgroup.x_scales(),
-            problem.k_blocks,
-            tuple(row * problem.k_blocks for row in rows),
-            tuple(range(geometry.fragments_m)),
-            lane.group,
-            panel_k,
-        )
         columns_apart = atom.m // packing.k_pack
-        w_scales = weight_scale_rows(workgroup, columns, columns_apart, lane.group, panel_k)
-        return cls(workgroup, lane.wave, x, w, x_scales, w_scales)
+        scales = weight_scale_rows(workgroup, columns, columns_apart, lane.group, panel_k)
+        w = ScaledRows(geometry, rows, scales)
+        return cls(workgroup, lane.wave, activation(workgroup, lane), w)
 
     def guarded_steps(
         self, k: Index, instructions: int, accumulators: list[ir.Value]
@@ -162,62 +134,50 @@ class PackedLoop(StreamLoop):
         """One step with checked loads; a panel may end early or be wholly empty."""
         for instruction in range(instructions):
             here = k + instruction * self.geometry.atom.k
-            w = guarded_operands(self.w, self.w_scales, self.geometry.atom, here)
-            x = guarded_operands(self.x, self.x_scales, self.geometry.atom, here)
+            w, x = self.w.guarded(here), self.x.guarded(here)
             accumulators = multiply(self.geometry, w, x, accumulators)
         return accumulators
 
     def load(self, k: Index) -> list[ir.Value]:
-        """The operands of one step: w's chunks, x's chunks, scale words of x and of w."""
-        geometry, window = self.geometry, self.geometry.window
-        values: list[ir.Value] = []
-        for rows in (self.w, self.x):
-            offsets = rows.lane_offsets(window)
-            for instruction in range(geometry.instructions):
-                number, inside = divmod(instruction, window.spread)
-                for offset in offsets:
-                    values += rows.load(offset, window, inside, k + number * window.k)
-        for scales in (self.x_scales, self.w_scales):
-            offsets = scales.lane_offsets(window)
-            for number in range(geometry.instructions // window.spread):
-                values += [scales.load(offset, window, k + number * window.k) for offset in offsets]
-        return values
+        """The operands of one step: w's elements, x's elements, scales of x and of w."""
+        elements = self.w.load_elements(k) + self.x.load_elements(k)
+        return elements + self.x.load_scales(k) + self.w.load_scales(k)
 
     def multiply(self, loaded: list[ir.Value], accumulators: list[ir.Value]) -> list[ir.Value]:
         """All matrix instructions of a step whose operands ``load`` gave."""
-        geometry, spread = self.geometry, self.geometry.window.spread
         values = iter(loaded)
-        w_elements = self._take_elements(values, self.w, geometry.rhs_bits)
-        x_elements = self._take_elements(values, self.x, geometry.lhs_bits)
-        windows = geometry.instructions // spread
-        x_words = [[next(values) for _ in self.x_scales.rows] for _ in range(windows)]
-        w_words = [[next(values) for _ in self.w_scales.rows] for _ in range(windows)]
-        for instruction in range(geometry.instructions):
-            window, byte = divmod(instruction, spread)
-            w = _operands(w_elements[instruction], w_words[window], self.w_scales, byte)
-            x = _operands(x_elements[instruction], x_words[window], self.x_scales, byte)
-            accumulators = multiply(geometry, w, x, accumulators)
+        w_elements, x_elements = self.w.take_elements(values), self.x.take_elements(values)
+        x_operands = self.x.operands(x_elements, values)
+        w_operands = self.w.operands(w_elements, values)
+        for w, x in zip(w_operands, x_operands, strict=True):
+            accumulators = multiply(self.geometry, w, x, accumulators)
         return accumulators
 
-    def _take_elements(
-        self, values: Iterator[ir.Value], rows: OperandRows, bits: int
-    ) -> list[list[ir.Value]]:
-        """For each instruction and fragment the lane's elements."""
-        chunks = self.geometry.atom.chunks(bits)
-        return [
-            [
-                ops.lane_operand([next(values) for _ in range(chunks)], rows.element)
-                for _ in rows.rows
-            ]
-            for _ in range(self.geometry.instructions)
-        ]
 
-
-def _operands(
-    elements: Sequence[ir.Value], words: Sequence[ir.Value], scales: ScaleRows, byte: int
-) -> list[ops.MatrixOperand]:
-    """For each fragment the operand of one instruction."""
-    return [
-        ops.MatrixOperand(fragment, words[scales.row_of_fragment[number]], byte)
-        for number, fragment in enumerate(elements)
-    ]
+def activation(workgroup: Workgroup, lane: Lane) -> PackedOperand:
+    """A wave's packed rows of x: codes and scales, or what they are made of."""
+    geometry = workgroup.geometry
+    packing, problem = geometry.packing, geometry.problem
+    panel_k = packing.panel_k(lane.row)
+    rows = [packing.row(lane.row + m * geometry.atom.m) for m in range(geometry.fragments_m)]
+    source = geometry.source if isinstance(geometry, QuantizingGeometry) else problem
+    values = OperandRows(
+        workgroup.x(),
+        source.lhs,
+        ELEMENT_BITS[source.lhs],
+        source.lhs_row_bytes,
+        tuple(row * source.lhs_row_bytes for row in rows),
+        lane.group,
+        panel_k,
+    )
+    if isinstance(geometry, QuantizingGeometry):
+        return QuantizedRows(geometry, values)
+    scales = ScaleRows(
+        workgroup.x_scales(),
+        problem.k_blocks,
+        tuple(row * problem.k_blocks for row in rows),
+        tuple(range(geometry.fragments_m)),
+        lane.group,
+        panel_k,
+    )
+    return ScaledRows(geometry, values, scales)

@@ -14,8 +14,9 @@ from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.gfx950.atoms import ATOMS, MFMA_16X16X32_BF16
-from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.geometry import Geometry, geometry_of
 from block32.lowering.gfx950.machine import COMPUTE_UNITS, MEMORY_CLOCKS
+from block32.lowering.gfx950.packed_quantize import FUSED_RULES
 from block32.lowering.gfx950.w8a16 import PARTS
 from block32.lowering.problem import ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts, Selection
@@ -111,9 +112,10 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
     reason = why_unsupported(problem, facts)
     if reason:
         return Selection(None, reason)
-    default = default_tiers if problem.lhs_scaled else unscaled_tiers
-    tuned = tuned_tiers().get((problem.n, problem.k)) if problem.lhs_scaled else None
-    tiers = tuned or default(problem.n, problem.k)
+    if problem.lhs_quantize:
+        return _quantizing(problem, select(problem.quantized(), facts))
+    tuned = None if problem.grouping else _tuned(problem)
+    tiers = tuned or _default(problem)
     tiers = unbounded_last(thin(tiers) if problem.m is None else tiers)
     if problem.m is not None:
         m = problem.m
@@ -127,10 +129,53 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
     )
 
 
+def _tuned(problem: ScaledMatmul) -> tuple[KernelTier, ...] | None:
+    return tuned_tiers().get((problem.n, problem.k)) if problem.lhs_scaled else None
+
+
+def _default(problem: ScaledMatmul) -> tuple[KernelTier, ...]:
+    default = default_tiers if problem.lhs_scaled else unscaled_tiers
+    tiers = default(problem.n, problem.k)
+    if not problem.grouping:
+        return tiers
+    # A tile has rows of one group, so its size follows from the rows that a group has on average.
+    groups = max(1, problem.grouping.groups)
+    return tuple(
+        replace(tier, splits=1, max_m=None if tier.max_m is None else tier.max_m * groups)
+        for tier in tiers
+    )
+
+
+def _quantizing(problem: ScaledMatmul, selection: Selection) -> Selection:
+    """The tiers of the matmul after x was quantised, each with the place where that is done."""
+    if selection.config is None:
+        return selection
+    tiers = tuple(_with_quantize(problem, tier) for tier in selection.config.tiers)
+    return replace(selection, config=KernelConfig(NAME, tiers))
+
+
+def _with_quantize(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
+    """The tier with ``quantize``: fused for a handful of rows, if it has the registers.
+
+    Only the depth of the pipeline may change for that, so that no sum is in another order.
+    """
+    rows = problem.m if problem.m is not None else tier.max_m
+    groups = problem.grouping.groups if problem.grouping else 1
+    is_small = tier.form == "packed" and rows is not None and rows <= FEWEST_ROWS * groups
+    if is_small and problem.lhs_quantize in FUSED_RULES:
+        for stages in range(tier.stages, 0, -1):
+            fused = replace(tier, stages=stages, quantize="fused")
+            if geometry_of(problem, fused).problem_with_tile() is None:
+                return fused
+    return replace(tier, quantize="separate")
+
+
 def why_unsupported(problem: ScaledMatmul, facts: DeviceFacts) -> str | None:
     """Why there is no kernel for this matmul at all, or None."""
     if facts.architecture not in ("", NAME):
         return f"needs gfx950 but the module is compiled for {facts.architecture}"
+    if problem.lhs_quantize:
+        return why_unsupported(problem.quantized(), facts)
     if problem.lhs not in (LHS_TYPES if problem.lhs_scaled else UNSCALED_TYPES):
         return (
             f"x is {problem.lhs}; gfx950 multiplies scaled {' or '.join(LHS_TYPES)}, or "
@@ -158,19 +203,23 @@ def verify(problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str |
         return f"form is '{tier.form}'; expected 'tiled' or 'packed'"
     if tier.tile is None:
         return f"form '{tier.form}' needs a tile"
-    if not problem.lhs_scaled and tier.form != "packed":
+    if tier.quantize == "fused" and tier.form != "packed":
+        return f"form is '{tier.form}'; expected 'packed' for quantize 'fused'"
+    if tier.quantize == "fused" and problem.lhs_quantize not in FUSED_RULES:
+        rules = ", ".join(FUSED_RULES)
+        return f"quantize is 'fused' for rule '{problem.lhs_quantize}'; expected {rules}"
+    takes_scales = problem.lhs_scaled or bool(problem.lhs_quantize)
+    if not takes_scales and tier.form != "packed":
         return f"form is '{tier.form}'; expected 'packed' for an x without scales"
-    known = list(ATOMS) if problem.lhs_scaled else [MFMA_16X16X32_BF16.shape]
+    known = list(ATOMS) if takes_scales else [MFMA_16X16X32_BF16.shape]
     if tier.mma not in (None, *known):
         wanted = " or ".join(str(list(shape)) for shape in known)
         return f"mma is {list(tier.mma)}; expected {wanted}"
     if tier.weight_layout != "plain":
         return f"weight_layout is '{tier.weight_layout}'; expected 'plain'"
-    if tier.quantize != "none":
-        return f"quantize is '{tier.quantize}'; expected 'none'"
     if tier.isa:
         return f"isa is '{tier.isa}'; expected none (it is for CPUs)"
-    geometry = Geometry(problem, tier)
+    geometry = geometry_of(problem, tier)
     return geometry.problem_with_tile() or _too_many_counters(geometry)
 
 

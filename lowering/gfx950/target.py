@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from block32.dialects.kernel import KernelTier
+from block32.lowering.common import quantize_launch
 from block32.lowering.common.index import Index, ceil_div, maximum, minimum
 from block32.lowering.common.tile_order import split_workgroups
-from block32.lowering.gfx950 import select, split_k
-from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950 import quantize, select, split_k
+from block32.lowering.gfx950.geometry import Geometry, geometry_of
 from block32.lowering.gfx950.machine import LDS_BYTES, SIMDS, VECTOR_REGISTERS, XCDS
 from block32.lowering.gfx950.packed import emit_packed
 from block32.lowering.gfx950.tiled import emit_tiled
@@ -44,6 +45,8 @@ class Gfx950Target(Target):
 
     name = select.NAME
     guards_empty = True
+    quantizes = True
+    groups = True
 
     def compile_flags(self) -> tuple[str, ...]:
         """The iree-compile flags that choose this target's device."""
@@ -68,13 +71,18 @@ class Gfx950Target(Target):
         if in_launch:
             counters = Buffer("i32", lambda m: _most(in_launch, m, Geometry.tiles), zeroed=True)
             buffers[split_k.COUNTERS] = counters
+        counters = (split_k.COUNTERS,) if in_launch else ()
+        slots = (split_k.SLOTS,) if split else ()
         gemm = Launch(
             GEMM,
-            reads=problem.operand_names,
-            updates=(split_k.COUNTERS,) if in_launch else (),
-            writes=(RESULT, split_k.SLOTS) if split else (RESULT,),
+            reads=_gemm_reads(problem, tiers),
+            updates=(*counters, RESULT) if problem.grouping else counters,
+            writes=slots if problem.grouping else (RESULT, *slots),
         )
         launches = [gemm]
+        if any(tier.quantize == "separate" for tier in tiers):
+            launches.insert(0, quantize_launch.LAUNCH)
+            buffers |= quantize_launch.buffers(problem)
         if second:
             reads = (split_k.SLOTS, *problem.epilogue.operand_names())
             launches.append(Launch(REDUCE, reads=reads, updates=(RESULT,), writes=()))
@@ -84,7 +92,10 @@ class Gfx950Target(Target):
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
     ) -> tuple[Index, Index, Index]:
         """One-dimensional grids; none for a launch that the tier does not need."""
-        geometry = Geometry(problem, tier)
+        if launch.name == quantize_launch.NAME:
+            count = quantize.workgroups(problem, m) if tier.quantize == "separate" else 0
+            return count, 1, 1
+        geometry = geometry_of(problem, tier)
         if launch.name == REDUCE:
             if geometry.splits == 1 or tier.reduce != "second_launch":
                 return 0, 1, 1
@@ -97,8 +108,10 @@ class Gfx950Target(Target):
 
     def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
         """Workgroup size, and for how many waves on a SIMD LLVM should allocate registers."""
-        geometry = Geometry(problem, tier)
+        geometry = geometry_of(problem, tier)
         threads, attributes = split_k.REDUCE_THREADS, ""
+        if launch.name == quantize_launch.NAME:
+            threads = quantize.THREADS
         if launch.name == GEMM:
             threads = geometry.threads
             waves = _waves_per_simd(geometry)
@@ -112,11 +125,17 @@ class Gfx950Target(Target):
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
     ) -> None:
         """Write the kernel's body at the current insertion point."""
-        geometry = Geometry(problem, tier)
+        geometry = geometry_of(problem, tier)
+        if launch.name == quantize_launch.NAME:
+            if tier.quantize == "separate":
+                quantize.emit_quantize(problem, kernel)
+            return
+        if tier.quantize == "separate":
+            kernel = kernel.renamed(_QUANTIZED_OPERANDS)
         if launch.name == REDUCE:
             if geometry.splits > 1:
                 split_k.emit_reduce(geometry, kernel)
-        elif not problem.lhs_scaled:
+        elif not geometry.problem.lhs_scaled:
             emit_w8a16(geometry, kernel)
         elif geometry.is_packed:
             emit_packed(geometry, kernel)
@@ -124,8 +143,25 @@ class Gfx950Target(Target):
             emit_tiled(geometry, kernel)
 
 
+#: What a kernel whose x was quantised by a launch takes for x and its scales.
+_QUANTIZED_OPERANDS = {
+    "lhs": "lhs_values",
+    quantize_launch.CODES: "lhs",
+    quantize_launch.SCALES: "lhs_scale",
+}
+
+
+def _gemm_reads(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> tuple[str, ...]:
+    """The operands; of x the values, or what the launch before made of them, or both."""
+    forms = {tier.quantize for tier in tiers}
+    if "separate" not in forms:
+        return problem.operand_names
+    names = problem.operand_names if "fused" in forms else problem.operand_names[1:]
+    return (*names, quantize_launch.CODES, quantize_launch.SCALES)
+
+
 def _geometries(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> list[Geometry]:
-    return [Geometry(problem, tier) for tier in tiers]
+    return [geometry_of(problem, tier) for tier in tiers]
 
 
 def _slot_elements(geometry: Geometry, m: Index) -> Index:

@@ -21,14 +21,15 @@ from block32.lowering.gfx950 import ops, split_k
 from block32.lowering.gfx950.epilogue import Piece, extract_values, store_result
 from block32.lowering.gfx950.fragments import OperandRows, ScaleRows
 from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.grouped import locate_workgroup
 from block32.lowering.gfx950.lds_tile import LdsTile
-from block32.lowering.gfx950.workgroup import Lane, Workgroup, locate
+from block32.lowering.gfx950.workgroup import Lane, Workgroup
 from block32.lowering.kernel_context import KernelContext
 
 
 def emit_tiled(geometry: Geometry, kernel: KernelContext) -> None:
     """Write the kernel's body."""
-    workgroup = locate(geometry, kernel)
+    workgroup = locate_workgroup(geometry, kernel)
 
     def compute(_: list[ir.Value]) -> list[ir.Value]:
         thread = ops.thread_id()

@@ -28,10 +28,11 @@ from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.epilogue import Piece, extract_values
 from block32.lowering.gfx950.fragments import OperandRows, ScaleRows
 from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.grouped import locate_workgroup
 from block32.lowering.gfx950.machine import WAVE_LANES
 from block32.lowering.gfx950.stream import StreamLoop, finish
 from block32.lowering.gfx950.tiled import weight_scale_rows, zero_accumulator
-from block32.lowering.gfx950.workgroup import Lane, Workgroup, locate
+from block32.lowering.gfx950.workgroup import Lane, Workgroup
 from block32.lowering.kernel_context import KernelContext
 
 #: How many bf16 add up to a value of each type: ceil(bits of its mantissa / 8).
@@ -43,7 +44,7 @@ _NAN_BYTE = 255
 
 def emit_w8a16(geometry: Geometry, kernel: KernelContext) -> None:
     """Write the kernel's body."""
-    workgroup = locate(geometry, kernel)
+    workgroup = locate_workgroup(geometry, kernel)
 
     def compute(_: list[ir.Value]) -> list[ir.Value]:
         thread = ops.thread_id()

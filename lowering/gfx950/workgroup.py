@@ -20,7 +20,7 @@ from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.machine import XCDS
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import ELEMENT_BITS
+from block32.lowering.problem import ELEMENT_BITS, ceil_div
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Workgroup:
         return ops.make_buffer(address, count * row_bytes)
 
     def x(self) -> ops.Buffer:
-        """The tile's rows of x."""
-        row_bytes = self.geometry.problem.lhs_row_bytes
+        """The tile's rows of x as they come from memory."""
+        row_bytes = ceil_div(self.geometry.problem.k * self.geometry.loaded_lhs_bits, 8)
         return self.row_buffer("lhs", self.first_row, self.rows, row_bytes)
 
     def x_scales(self) -> ops.Buffer:
@@ -98,15 +98,25 @@ class Workgroup:
     def w(self) -> ops.Buffer:
         """The tile's rows of w."""
         row_bytes = self.geometry.problem.rhs_row_bytes
-        return self.row_buffer("rhs", self.first_column, self.columns, row_bytes)
+        first = self.first_weight_row + self.first_column
+        return self.row_buffer("rhs", first, self.columns, row_bytes)
 
     def w_scales(self) -> ops.Buffer:
         """The scales of the tile's rows of w."""
         rows, k_blocks = self.geometry.problem.rhs_scale_shape
         first = self.first_column // self.geometry.problem.rhs_block[0]
-        return self.row_buffer(
-            "rhs_scale", first, minimum(rows - first, self._scale_rows), k_blocks
-        )
+        count = minimum(rows - first, self._scale_rows)
+        return self.row_buffer("rhs_scale", self.first_weight_scale_row + first, count, k_blocks)
+
+    @property
+    def first_weight_row(self) -> Index:
+        """The first row of the weight that the workgroup reads."""
+        return 0
+
+    @property
+    def first_weight_scale_row(self) -> Index:
+        """The first row of that weight's scales."""
+        return 0
 
     @property
     def _scale_rows(self) -> int:
