@@ -147,7 +147,7 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
     if contraction is None:
         contraction = scaled_generic.match(op)
     if contraction is None:
-        contraction = dequantized_matmul.match(op)
+        contraction = dequantized_matmul.match(op, symbols)
     return contraction
 
 

@@ -23,8 +23,9 @@ from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import TARGETS, target_named
 from block32.passes.base import Remark, Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, run_pipeline
-from block32.passes.registry import standard_pipeline
-from block32.tools.iree_compile import IreeCompileError, device_facts, read_input, run_iree_compile
+from block32.passes.registry import input_pipeline, standard_pipeline
+from block32.tools.iree_compile import IreeCompileError, device_facts, run_iree_compile
+from block32.tools.onnx_model import read_model, to_bytecode
 
 #: IREE phases up to the one where block32's passes run, and those after it.
 EARLY_PHASES = ("start", "input", "abi")
@@ -177,8 +178,28 @@ def import_source(
     _check_devices(options)
     early, _ = _split_phase_flags(options.target_flags(), name)
     options.on_phase("import")
-    imported = _import(source, name, early)
+    imported = _import(lower_input(source, name, options), name, early)
     return parse_module(imported, name), _device_facts(options)
+
+
+def lower_input(source: bytes, name: str, options: CompileOptions) -> bytes:
+    """The module without the operators of importers that IREE does not lower.
+
+    Args:
+        source: The module, text or bytecode; most come back as they are.
+        name: Its file name, for errors.
+        options: Take what the passes say.
+
+    Raises:
+        DiagnosticError: The module does not parse.
+        PassFailedError: A pass failed.
+    """
+    passes = input_pipeline(source)
+    if not passes:
+        return source
+    module = parse_module(source, name)
+    run_passes(module, passes, options)
+    return to_bytecode(module)
 
 
 def _device_facts(options: CompileOptions) -> DeviceFacts:
@@ -195,9 +216,10 @@ def _device_facts(options: CompileOptions) -> DeviceFacts:
 
 
 def compile_early_phase(source: bytes, name: str, options: CompileOptions) -> bytes:
-    """``--compile-to`` a phase before block32's passes: plain IREE."""
+    """``--compile-to`` a phase before block32's passes: plain IREE, after importers' operators."""
     arguments = ["-", *options.target_flags()]
-    return run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
+    lowered = lower_input(source, name, options)
+    return run_iree_compile(arguments, stdin=lowered, input_name=name, shows_messages=True)
 
 
 def requested_phase(flags: Sequence[str]) -> str | None:
@@ -315,8 +337,17 @@ def reproduce_command(error: PassFailedError, path: str, options: CompileOptions
     flags = shlex.join(options.target_flags())
     pipeline = f"builtin.module({','.join(error.pipeline_through)})"
     quoted = shlex.quote(path if path != "-" else "INPUT")
+    before = [] if path == "-" else input_pipeline(read_model(path))
+    if not before:
+        first = f"iree-compile {quoted}"
+    elif error.failed.describe() in [p.describe() for p in before]:
+        return f"block32-opt {quoted} --pass-pipeline={shlex.quote(pipeline)}"
+    else:
+        lowering = f"builtin.module({','.join(p.describe() for p in before)})"
+        first = f"block32-opt {quoted} --pass-pipeline={shlex.quote(lowering)} "
+        first += "--mlir-print-debuginfo | iree-compile -"
     return (
-        f"iree-compile {quoted} --compile-to=abi --mlir-print-debuginfo {flags} | "
+        f"{first} --compile-to=abi --mlir-print-debuginfo {flags} | "
         f"block32-opt - --pass-pipeline={shlex.quote(pipeline)}"
     )
 
@@ -360,7 +391,7 @@ def _source_of(module: ir.Module | str | bytes | os.PathLike[str]) -> tuple[byte
             return module.encode(), "<text>"
         case _:
             path = os.fspath(module)
-            return read_input(path), path
+            return read_model(path), path
 
 
 __all__ = ["CompileOptions", "compile", "compile_source"]

@@ -24,7 +24,8 @@ from block32.passes.quantizing.weights import DTYPES, QuantizedWeight
 from block32.runtime.archive import ArchiveError, Entry, NewEntry, read_index, write_archive
 from block32.runtime.quantizer import FORMATS
 from block32.tools.compiler import parse_module
-from block32.tools.iree_compile import read_input, run_iree_compile
+from block32.tools.iree_compile import run_iree_compile
+from block32.tools.onnx_model import read_model
 from block32.tools.output import replaced_at_end
 from block32.tools.quantize_report import render_report
 
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print. No output is left behind.
     """
     _check_report_name(arguments.report)
-    source = read_input(
+    source = read_model(
         arguments.input, sys.stdin.buffer.read() if arguments.input == "-" else None
     )
     name = "<stdin>" if arguments.input == "-" else arguments.input

@@ -22,7 +22,7 @@ from iree.compiler import ir
 from block32.dialects.diagnostics import DiagnosticError, error_at
 from block32.lowering.targets import target_named
 from block32.passes.isolate import COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op, symbol_of
-from block32.passes.registry import spec_pipeline
+from block32.passes.registry import input_pipeline, spec_pipeline
 from block32.passes.spec_script import REPLACED_ATTRIBUTE
 from block32.passes.walk import operations_where
 from block32.tools.compiler import CompileOptions, import_source, parse_module, path_of, run_passes
@@ -73,6 +73,7 @@ def make_spec(
     """
     _check_flags(options.flags)
     _check_target(options.target_name())
+    _check_input(source, name)
     options = with_baseline_cpu(options)
     module, facts = import_source(source, name, options)
     run_passes(module, spec_pipeline(options.target_name(), facts), options)
@@ -108,6 +109,17 @@ def _check_target(target: str) -> None:
             "block32 spec",
             f"expected a target whose kernels IREE compiles but got {target}",
             ("block32 compile puts this target's binaries into the vmfb",),
+        )
+
+
+def _check_input(source: bytes, name: str) -> None:
+    """A spec works after IREE's input phase, which fails on these operators."""
+    passes = ",".join(p.describe() for p in input_pipeline(source))
+    if passes:
+        raise DiagnosticError(
+            name,
+            "holds operators that an iree-compile without block32 does not lower",
+            (f"lower them: block32-opt {name} --pass-pipeline='builtin.module({passes})' -o FILE",),
         )
 
 
