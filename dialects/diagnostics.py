@@ -54,7 +54,9 @@ def describe_location(location: ir.Location) -> str:
         case ir.CallSiteLoc():
             return describe_location(location.callee)
         case ir.NameLoc():
-            return describe_location(location.child_loc)
+            # ONNX nodes have names and no files.
+            child = describe_location(location.child_loc)
+            return location.name_str if child == "<unknown>" and location.name_str else child
         case ir.FusedLoc() if location.locations:
             return describe_location(location.locations[0])
     return "<unknown>"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith, scf, tensor
+from iree.compiler.dialects import arith, cf, scf, tensor
 
 from block32.lowering.common.functions import (
     build_return,
@@ -26,6 +26,12 @@ from block32.lowering.common.index import Index, IndexValue, as_value, constant
 from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels, export_name
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import RESULT, Launch
+
+#: How the message of a check of rows begins.
+CHECK_PREFIX = "expected x and its"
+
+#: Operands that have a row for each row of x.
+_OPERANDS_WITH_ROWS = {"lhs_scale": "scales", "row_scale": "row scales", "residual": "residual"}
 
 
 def operand_types(problem: ScaledMatmul) -> dict[str, ir.Type]:
@@ -85,6 +91,7 @@ def build_host_function(spec: KernelSpec, symbol: str, executable: str) -> ir.Op
     with ir.InsertionPoint(block):
         operands = dict(zip(types, block.arguments, strict=True))
         m = _rows(spec.problem, operands["lhs"])
+        _check_rows(operands, m)
         y = _guarded_dispatches(spec, executable, operands, m)
         build_return([y])
     return function
@@ -94,6 +101,20 @@ def _rows(problem: ScaledMatmul, lhs: ir.Value) -> Index:
     if problem.m is not None:
         return problem.m
     return IndexValue(tensor.dim(lhs, constant(0)))
+
+
+def _check_rows(operands: dict[str, ir.Value], m: Index) -> None:
+    """Fail at run time where operands of x's rows have another number of them.
+
+    A kernel would read past their end. IREE removes the check where both come from one value.
+    """
+    if isinstance(m, int):
+        return
+    for name, description in _OPERANDS_WITH_ROWS.items():
+        if name in operands:
+            rows = tensor.dim(operands[name], constant(0))
+            is_equal = arith.cmpi(arith.CmpIPredicate.eq, rows, m.value)
+            cf.assert_(is_equal, f"{CHECK_PREFIX} {description} to have the same number of rows")
 
 
 def _guarded_dispatches(
@@ -154,7 +175,7 @@ class _Dispatches:
         if name in self.spec.plan().buffers:
             size = self.spec.plan().buffers[name].size(self.m)
             return [] if isinstance(size, int) else [size.value]
-        has_rows = name in ("lhs", "lhs_scale", "row_scale", "residual", RESULT)
+        has_rows = name in ("lhs", RESULT, *_OPERANDS_WITH_ROWS)
         return [self.m.value] if has_rows and not isinstance(self.m, int) else []
 
     def _zeros(self, name: str) -> ir.Value:

@@ -24,6 +24,8 @@ After::
 
 IREE inlines such a function itself, but after it has decided where tensors live: what a caller
 passes, weights among it, would be copied into a buffer of the callee's on every call.
+
+A check that two arguments have the same number of rows moves to the start of the function.
 """
 
 from __future__ import annotations
@@ -33,8 +35,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from iree.compiler import ir
+from iree.compiler.dialects import arith, cf, tensor
 
 from block32.lowering.common.functions import inline_call
+from block32.lowering.common.index import constant
+from block32.lowering.host import CHECK_PREFIX
 from block32.passes.base import Pass, Report
 from block32.passes.outline import FUNCTION_PREFIX
 from block32.passes.walk import operations_named
@@ -64,3 +69,37 @@ class InlineHostPass(Pass):
                 inline_call(call, callee)
         for function in functions.values():
             function.erase()
+        for check in operations_named(module, "cf.assert"):
+            _hoist(check)
+
+
+def _hoist(check: ir.Operation) -> None:
+    """Move a check of two arguments' rows to where both are known.
+
+    Between two dispatches it would part them into two submissions.
+    """
+    message = ir.StringAttr(check.attributes["msg"]).value
+    sources = _checked(check)
+    if not message.startswith(CHECK_PREFIX) or len(sources) != 2:
+        return
+    first, second = sources
+    last = second if first.is_before_in_block(second) else first
+    with ir.InsertionPoint.after(last), check.location:
+        rows = [tensor.dim(source.results[0], constant(0)) for source in sources]
+        cf.assert_(arith.cmpi(arith.CmpIPredicate.eq, *rows), message)
+    check.erase()
+
+
+def _checked(check: ir.Operation) -> list[ir.Operation]:
+    """The imports of two arguments whose rows are compared; none where they are something else."""
+    comparison = _producer(check.operands[0], "arith.cmpi")
+    rows = [] if comparison is None else [_producer(v, "tensor.dim") for v in comparison.operands]
+    found = [_producer(dim.operands[0], "hal.tensor.import") for dim in rows if dim is not None]
+    imports = [op for op in found if op is not None]
+    return imports if all(op.block == check.block for op in imports) else []
+
+
+def _producer(value: ir.Value, name: str) -> ir.Operation | None:
+    if isinstance(value.owner, ir.Block) or value.owner.operation.name != name:
+        return None
+    return value.owner.operation

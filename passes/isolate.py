@@ -53,8 +53,6 @@ from typing import ClassVar, Final
 
 from iree.compiler import ir
 
-from block32.dialects.composite import is_composite
-from block32.dialects.diagnostics import error_at
 from block32.lowering.common.functions import declare_function
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
@@ -81,10 +79,9 @@ class IsolatePass(Pass):
         """See the module's docstring.
 
         Raises:
-            DiagnosticError: A marked matmul cannot be raised, or the program has symbols of ours.
+            DiagnosticError: A marked matmul cannot be raised.
         """
         program = [op.operation for op in module.body]
-        _check_symbols(program)
         symbols = ir.SymbolTable(module.operation)
         loaded: set[str] = set()
         called: set[str] = set()
@@ -225,15 +222,6 @@ def symbol_of(op: ir.Operation) -> str:
     if "sym_name" not in op.attributes:
         return ""
     return ir.StringAttr(op.attributes["sym_name"]).value
-
-
-def _check_symbols(program: list[ir.Operation]) -> None:
-    """A symbol of ours in the program would be taken for the spec's when the spec is applied."""
-    for op in program:
-        if symbol_of(op).startswith("block32_") and not is_composite(op):
-            raise error_at(
-                op, f"defines @{symbol_of(op)}; expected no symbol that begins with 'block32_'"
-            )
 
 
 def _build_function(source: SourceOp, symbol: str, symbols: ir.SymbolTable) -> ir.Operation:

@@ -55,6 +55,7 @@ from block32.passes.raising import (
     scaled_generic,
 )
 from block32.passes.raising.contraction import (
+    ImpossibleError,
     NotServedError,
     ScaledContraction,
     canonical_operands,
@@ -126,8 +127,11 @@ def leave_alone(op: ir.Operation, reason: NotServedError, report: Report) -> Non
     """Report that a candidate stays as it is.
 
     Raises:
-        DiagnosticError: It is marked or has a kernel chosen for it, and must not stay.
+        DiagnosticError: It is marked or has a kernel chosen for it, and must not stay; or IREE
+            cannot compile it.
     """
+    if isinstance(reason, ImpossibleError):
+        raise error_at(op, f"cannot be compiled: {reason}") from reason
     if marked_matmul.is_marked(op) or KERNEL_ATTRIBUTE in op.attributes:
         raise error_at(op, f"cannot be raised: {reason}") from reason
     report.warn(op, f"looks like a block-scaled matmul and is left alone: {reason}")
@@ -147,7 +151,7 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
     if contraction is None:
         contraction = scaled_generic.match(op)
     if contraction is None:
-        contraction = dequantized_matmul.match(op)
+        contraction = dequantized_matmul.match(op, symbols)
     return contraction
 
 

@@ -39,7 +39,14 @@ from block32.runtime.machine import (
     runtime_version,
     this_machine,
 )
-from block32.runtime.signature import SCALARS, Signature, ValueType, parse_declaration, signless
+from block32.runtime.signature import (
+    ANY_BUFFER,
+    SCALARS,
+    Signature,
+    ValueType,
+    parse_declaration,
+    signless,
+)
 from block32.runtime.vmfb import Vmfb, read_vmfb
 
 AnyArray = npt.NDArray[Any]
@@ -191,6 +198,8 @@ class Function:
         return Call(signature, self._invoker, values)
 
     def _to_device(self, value: Any, expected: ValueType) -> Any:
+        if expected.element == ANY_BUFFER:
+            return iree.runtime.asdevicearray(self._device, np.asarray(value, order="C"))
         if expected.shape is None:
             return check_scalar(value, expected)
         return iree.runtime.asdevicearray(self._device, check_array(value, expected))

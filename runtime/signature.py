@@ -47,6 +47,8 @@ SCALARS: Final[dict[str, int]] = {
     "f32": 0,
     "f64": 0,
 }
+#: The type of an argument that is not used, where the importer said no more of it.
+ANY_BUFFER: Final = "!hal.buffer_view"
 _DECLARATION: Final = re.compile(r"(?P<model>\w+) func @(?P<name>[^(]+)\((?P<rest>.*)\)$")
 _TENSOR: Final = re.compile(r"tensor<(?P<shape>(?:(?:\d+|\?)x)*)(?P<element>[A-Za-z][\w<>]*)>$")
 

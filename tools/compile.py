@@ -25,12 +25,14 @@ from block32.tools.compiler import (
     reproduce_command,
     requested_phase,
 )
-from block32.tools.iree_compile import IreeCompileError, read_input
+from block32.tools.iree_compile import IreeCompileError
+from block32.tools.onnx_model import read_model
 from block32.tools.output import write_atomically, write_output
 
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb
   block32 compile model.mlirbc --target=cpu --cpu=znver4 -o model.vmfb
+  block32 compile model.onnx --target=cpu -o model.vmfb
   block32 compile - --target=gfx950 -o model.vmfb < model.mlir
   block32 compile model.mlir --iree-opt-level=O2 --dump-ir-after-all=ir/ -o model.vmfb
 
@@ -43,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "compile",
         help="compile a model into a vmfb",
-        description="Compile an MLIR model (.mlir, .mlirbc or - for stdin) into a vmfb, and say "
+        description="Compile a model (.mlir, .mlirbc, .onnx or - for stdin) into a vmfb, and say "
         "for each block-scaled matmul which kernel it got and why.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -83,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print.
     """
     path, flags = split_input(arguments.iree_flags)
-    source = read_input(path, sys.stdin.buffer.read() if path == "-" else None)
+    source = read_model(path, sys.stdin.buffer.read() if path == "-" else None)
     name = "<stdin>" if path == "-" else path
     console = Console(stderr=True)
     with console.status("compiling") as status:

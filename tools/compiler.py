@@ -9,120 +9,25 @@ and ``iree-compile --compile-from=abi`` makes the vmfb.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, describe_location
 from block32.lowering.target import DeviceFacts
-from block32.lowering.targets import TARGETS, target_named
+from block32.lowering.targets import target_named
 from block32.passes.base import Remark, Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, run_pipeline
-from block32.passes.registry import standard_pipeline
-from block32.tools.iree_compile import IreeCompileError, device_facts, read_input, run_iree_compile
+from block32.passes.registry import input_pipeline, standard_pipeline
+from block32.tools.iree_compile import IreeCompileError, device_facts, facts_of, run_iree_compile
+from block32.tools.onnx_model import read_model, to_bytecode
+from block32.tools.options import CompileOptions, check_options, own_devices, with_own_devices
 
 #: IREE phases up to the one where block32's passes run, and those after it.
 EARLY_PHASES = ("start", "input", "abi")
-
-
-@dataclass
-class CompileOptions:
-    """How to compile.
-
-    Attributes:
-        target: A name of ``lowering.targets``, or None to follow IREE's own target flags.
-        cpu: The CPU to compile for, as LLVM names it; None for this machine's.
-        flags: Flags for ``iree-compile``, ``--flag=value`` each.
-        on_remark: Called with each remark and warning after the passes, also if they failed.
-        on_phase: Called with the name of each phase as it begins.
-        after_pass: Called with each pass and the module after it.
-    """
-
-    target: str | None = None
-    cpu: str | None = None
-    flags: tuple[str, ...] = ()
-    on_remark: Callable[[Remark], None] = lambda _remark: None
-    on_phase: Callable[[str], None] = lambda _name: None
-    after_pass: Callable[[PipelinePass, ir.Module], None] = lambda _pass, _module: None
-
-    def __post_init__(self) -> None:
-        """IREE takes ``-flag`` for ``--flag``."""
-        self.flags = tuple("--" + flag.lstrip("-") for flag in self.flags)
-
-    def target_name(self) -> str:
-        """The target asked for, or the one that IREE's flags imply."""
-        return self.target if self.target is not None else _implied_target(self.flags)
-
-    def target_flags(self) -> tuple[str, ...]:
-        """All flags for ``iree-compile``: the target's, overridden by the user's own."""
-        implied = list(target_named(self.target_name()).compile_flags())
-        if self.cpu is not None:
-            implied = [f for f in implied if not f.startswith("--iree-llvmcpu-target-cpu=")]
-            implied.append(f"--iree-llvmcpu-target-cpu={self.cpu}")
-        given = {flag.partition("=")[0] for flag in self.flags}
-        kept = [flag for flag in implied if flag.partition("=")[0] not in given]
-        return (*kept, *self.flags)
-
-
-def _implied_target(flags: tuple[str, ...]) -> str:
-    """The block32 target for IREE's own device flags; ``cpu`` where there are none.
-
-    A module for several kinds of device gets ``portable``: a kernel is for one.
-    """
-    backends = _backends(flags)
-    if backends in (set(), {"llvm-cpu"}):
-        return "cpu"
-    chip_flags = {"hip": "--iree-rocm-target=", "cuda": "--iree-cuda-target="}
-    chips = [
-        flag.partition("=")[2]
-        for backend in backends
-        for flag in flags
-        if backend in chip_flags and flag.startswith(chip_flags[backend])
-    ]
-    return chips[0] if len(backends) == 1 and chips and chips[0] in TARGETS else "portable"
-
-
-def _backends(flags: tuple[str, ...]) -> set[str]:
-    """The kinds of device that IREE's flags ask for; the local device by its compiler backends."""
-
-    def values(name: str) -> set[str]:
-        given = [flag.partition("=")[2] for flag in flags if flag.startswith(f"--{name}=")]
-        return {item for value in given for item in value.split(",")}
-
-    # A device may have a name before it and an ordinal after it: a=local[0].
-    devices = {re.sub(r"^\w+=|\[\d+\]$", "", device) for device in values("iree-hal-target-device")}
-    backends = devices - {"local"} | values("iree-hal-target-backends")
-    if "local" in devices:
-        backends |= values("iree-hal-local-target-device-backends") or {"llvm-cpu"}
-    return backends
-
-
-def _check_devices(options: CompileOptions) -> None:
-    """Kernels of one target compiled for another device make IREE's code generation abort.
-
-    Raises:
-        DiagnosticError: The target was named, and IREE's own flags ask for another device, or for
-            what the target's kernels are not for.
-    """
-    if options.target is None:
-        return
-    refusal = target_named(options.target).refused_flag(options.target_flags())
-    if refusal is not None:
-        raise DiagnosticError("block32", refusal)
-    expected = _backends(target_named(options.target).compile_flags())
-    found = _backends(options.target_flags())
-    if expected and found != expected:
-        raise DiagnosticError(
-            "block32",
-            f"--target={options.target} is for {', '.join(expected)} but the flags for devices "
-            f"ask for {', '.join(sorted(found))}",
-            ("without --target, block32 follows those flags",),
-        )
 
 
 def compile_source(source: bytes, name: str, options: CompileOptions) -> bytes:
@@ -140,7 +45,7 @@ def compile_source(source: bytes, name: str, options: CompileOptions) -> bytes:
         DiagnosticError: The module or the options are wrong; located where it can be.
         PassFailedError: A pass failed.
     """
-    module, facts = import_source(source, name, options)
+    module, facts, options = import_source(source, name, options)
     run_passes(module, standard_pipeline(options.target_name(), facts), options)
     options.on_phase("kernels and code")
     return finish_module(module, name, options)
@@ -163,8 +68,10 @@ def run_passes(module: ir.Module, passes: list[PipelinePass], options: CompileOp
 
 def import_source(
     source: bytes, name: str, options: CompileOptions
-) -> tuple[ir.Module, DeviceFacts]:
+) -> tuple[ir.Module, DeviceFacts, CompileOptions]:
     """The module at the phase where block32's passes run, and the machine that it is for.
+
+    The options come back with the target of a module that names its own devices.
 
     Args:
         source: The module, text or bytecode.
@@ -174,11 +81,34 @@ def import_source(
     Raises:
         DiagnosticError: The module or the options are wrong; located where it can be.
     """
-    _check_devices(options)
+    check_options(options)
     early, _ = _split_phase_flags(options.target_flags(), name)
     options.on_phase("import")
-    imported = _import(source, name, early)
-    return parse_module(imported, name), _device_facts(options)
+    imported = _import(lower_input(source, name, options), name, early)
+    module = parse_module(imported, name)
+    options = with_own_devices(module, name, options)
+    devices = own_devices(module)
+    return module, facts_of(devices) if devices else _device_facts(options), options
+
+
+def lower_input(source: bytes, name: str, options: CompileOptions) -> bytes:
+    """The module without the operators of importers that IREE does not lower.
+
+    Args:
+        source: The module, text or bytecode; most come back as they are.
+        name: Its file name, for errors.
+        options: Take what the passes say.
+
+    Raises:
+        DiagnosticError: The module does not parse.
+        PassFailedError: A pass failed.
+    """
+    passes = input_pipeline(source)
+    if not passes:
+        return source
+    module = parse_module(source, name)
+    run_passes(module, passes, options)
+    return to_bytecode(module)
 
 
 def _device_facts(options: CompileOptions) -> DeviceFacts:
@@ -195,9 +125,10 @@ def _device_facts(options: CompileOptions) -> DeviceFacts:
 
 
 def compile_early_phase(source: bytes, name: str, options: CompileOptions) -> bytes:
-    """``--compile-to`` a phase before block32's passes: plain IREE."""
+    """``--compile-to`` a phase before block32's passes: plain IREE, after importers' operators."""
     arguments = ["-", *options.target_flags()]
-    return run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
+    lowered = lower_input(source, name, options)
+    return run_iree_compile(arguments, stdin=lowered, input_name=name, shows_messages=True)
 
 
 def requested_phase(flags: Sequence[str]) -> str | None:
@@ -315,8 +246,17 @@ def reproduce_command(error: PassFailedError, path: str, options: CompileOptions
     flags = shlex.join(options.target_flags())
     pipeline = f"builtin.module({','.join(error.pipeline_through)})"
     quoted = shlex.quote(path if path != "-" else "INPUT")
+    before = [] if path == "-" else input_pipeline(read_model(path))
+    if not before:
+        first = f"iree-compile {quoted}"
+    elif error.failed.describe() in [p.describe() for p in before]:
+        return f"block32-opt {quoted} --pass-pipeline={shlex.quote(pipeline)}"
+    else:
+        lowering = f"builtin.module({','.join(p.describe() for p in before)})"
+        first = f"block32-opt {quoted} --pass-pipeline={shlex.quote(lowering)} "
+        first += "--mlir-print-debuginfo | iree-compile -"
     return (
-        f"iree-compile {quoted} --compile-to=abi --mlir-print-debuginfo {flags} | "
+        f"{first} --compile-to=abi --mlir-print-debuginfo {flags} | "
         f"block32-opt - --pass-pipeline={shlex.quote(pipeline)}"
     )
 
@@ -360,7 +300,7 @@ def _source_of(module: ir.Module | str | bytes | os.PathLike[str]) -> tuple[byte
             return module.encode(), "<text>"
         case _:
             path = os.fspath(module)
-            return read_input(path), path
+            return read_model(path), path
 
 
 __all__ = ["CompileOptions", "compile", "compile_source"]

@@ -97,9 +97,14 @@ def device_facts(flags: tuple[str, ...]) -> DeviceFacts:
     probe = run_iree_compile(
         ["-", "--compile-to=preprocessing", *flags], stdin=_PROBE, input_name="<target flags>"
     ).decode(errors="replace")
-    features = re.search(r'cpu_features = "([^"]*)"', probe)
-    triple = re.search(r'target_triple = "([^"-]*)', probe)
-    chip = re.search(r'#iree_gpu\.target<arch = "([^"]*)"', probe)
+    return facts_of(probe)
+
+
+def facts_of(devices: str) -> DeviceFacts:
+    """What the attributes of devices say, in IR: CPU features, architecture or chip."""
+    features = re.search(r'cpu_features = "([^"]*)"', devices)
+    triple = re.search(r'target_triple = "([^"-]*)', devices)
+    chip = re.search(r'#iree_gpu\.target<arch = "([^"]*)"', devices)
     enabled: set[str] = set()
     for item in features[1].split(",") if features else ():
         if item.startswith("-"):

@@ -15,7 +15,7 @@ from block32.passes.base import Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, parse_pipeline, run_pipeline
 from block32.passes.registry import PASSES
 from block32.tools.compiler import parse_module
-from block32.tools.iree_compile import read_input
+from block32.tools.onnx_model import read_model
 from block32.tools.output import write_output
 
 _EXAMPLES = """examples:
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("input", nargs="?", default="-", help="MLIR file, or - for stdin")
+    parser.add_argument("input", nargs="?", default="-", help="MLIR or ONNX file, or - for stdin")
     parser.add_argument("--pass-pipeline", default="builtin.module()", metavar="PIPELINE")
     parser.add_argument("-o", dest="output", default="-", metavar="FILE")
     parser.add_argument("--print-ir-after-all", action="store_true", help="to stderr")
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = Report()
     try:
         stdin = sys.stdin.buffer.read() if arguments.input == "-" else None
-        source = read_input(arguments.input, stdin)
+        source = read_model(arguments.input, stdin)
         passes = parse_pipeline(arguments.pass_pipeline, PASSES)
         module = parse_module(source, "<stdin>" if arguments.input == "-" else arguments.input)
         after = _print_after if arguments.print_ir_after_all else _ignore

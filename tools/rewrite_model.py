@@ -14,7 +14,8 @@ from block32.dialects.diagnostics import DiagnosticError
 from block32.passes.base import Pass, Report
 from block32.passes.pipeline import PassFailedError, run_pipeline
 from block32.tools.compiler import parse_module, path_of
-from block32.tools.iree_compile import read_input, run_iree_compile
+from block32.tools.iree_compile import run_iree_compile
+from block32.tools.onnx_model import read_model
 
 _FLAGS: Final = ("--compile-to=input", "--emit-mlir-bytecode", "--mlir-print-debuginfo")
 
@@ -23,13 +24,14 @@ def import_model(path: str, quiet: bool) -> tuple[ir.Module, str]:
     """A model in linalg on tensors, and its name for errors.
 
     Args:
-        path: MLIR text or bytecode of any kind that ``iree-compile`` imports; ``-`` for stdin.
+        path: An ``.onnx`` file, or MLIR text or bytecode of any kind that ``iree-compile`` imports;
+            ``-`` for stdin.
         quiet: Show no progress.
 
     Raises:
         DiagnosticError: It cannot be read or imported.
     """
-    source = read_input(path, sys.stdin.buffer.read() if path == "-" else None)
+    source = read_model(path, sys.stdin.buffer.read() if path == "-" else None)
     name = "<stdin>" if path == "-" else path
     with Console(stderr=True, quiet=quiet).status(f"{name}: importing"):
         imported = run_iree_compile(

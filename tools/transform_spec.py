@@ -19,10 +19,11 @@ from typing import Final
 
 from iree.compiler import ir
 
-from block32.dialects.diagnostics import DiagnosticError, error_at
+from block32.dialects.composite import is_composite
+from block32.dialects.diagnostics import DiagnosticError, describe_location, error_at
 from block32.lowering.targets import target_named
 from block32.passes.isolate import COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op, symbol_of
-from block32.passes.registry import spec_pipeline
+from block32.passes.registry import input_pipeline, spec_pipeline
 from block32.passes.spec_script import REPLACED_ATTRIBUTE
 from block32.passes.walk import operations_where
 from block32.tools.compiler import CompileOptions, import_source, parse_module, path_of, run_passes
@@ -73,9 +74,16 @@ def make_spec(
     """
     _check_flags(options.flags)
     _check_target(options.target_name())
+    _check_input(source, name)
     options = with_baseline_cpu(options)
-    module, facts = import_source(source, name, options)
+    module, facts, options = import_source(source, name, options)
+    program = {
+        symbol_of(op.operation): op.operation.location
+        for op in module.body
+        if not is_composite(op)  # the spec declares those that it calls
+    }
     run_passes(module, spec_pipeline(options.target_name(), facts), options)
+    _check_symbols(module, program)
     matchers = [m.operation for m in module.body if symbol_of(m.operation).startswith(MATCH_PREFIX)]
     if not matchers:
         raise DiagnosticError(name, "holds no block-scaled matmul; a spec would do nothing")
@@ -109,6 +117,31 @@ def _check_target(target: str) -> None:
             f"expected a target whose kernels IREE compiles but got {target}",
             ("block32 compile puts this target's binaries into the vmfb",),
         )
+
+
+def _check_input(source: bytes, name: str) -> None:
+    """A spec works after IREE's input phase, which fails on these operators."""
+    passes = ",".join(p.describe() for p in input_pipeline(source))
+    if passes:
+        raise DiagnosticError(
+            name,
+            "holds operators that an iree-compile without block32 does not lower",
+            (f"lower them: block32-opt {name} --pass-pipeline='builtin.module({passes})' -o FILE",),
+        )
+
+
+def _check_symbols(spec: ir.Module, program: dict[str, ir.Location]) -> None:
+    """A symbol of the program would be taken for the spec's of the same name.
+
+    Globals are declared in the spec to mean the program's.
+    """
+    for op in spec.body:
+        symbol = symbol_of(op.operation)
+        if symbol in program and op.operation.name != "util.global":
+            raise DiagnosticError(
+                describe_location(program[symbol]),
+                f"defines @{symbol}, and so does the spec; expected another name",
+            )
 
 
 def _needed_flags(options: CompileOptions) -> tuple[str, ...]:

@@ -40,6 +40,10 @@ class NotServedError(Exception):
     """A contraction that looks like a block-scaled matmul and is none that we can rewrite."""
 
 
+class ImpossibleError(NotServedError):
+    """One that ends IREE's compiler, too: leaving it alone would only hide why."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """A tensor and how the loops index it."""
@@ -112,7 +116,11 @@ def canonical_operands(contraction: ScaledContraction, composites: Composites) -
     check_scale_type(contraction.rhs_scale.element)
     loops = _classify(contraction)
     k = _extent(contraction.rhs, loops.k)
+    if k == 0:
+        raise ImpossibleError("expected K of at least 1 but got 0")
     n = _extent(contraction.rhs, loops.n)
+    if n == 0:
+        raise NotServedError("expected N of at least 1 but got 0")
     _extent(contraction.lhs, loops.k)
     rhs_block = _scale_block(contraction.rhs_scale, loops.n, loops.k)
     if rhs_block[0] not in (1, BLOCK_K) and rhs_block[0] % BLOCK_K:
@@ -253,8 +261,6 @@ def _extent(operand: Operand, loops: tuple[int, ...]) -> int:
     extent = 1
     for loop in loops:
         extent *= _loop_size(operand, loop)
-    if extent == 0:
-        raise NotServedError("expected N and K of at least 1")
     return extent
 
 

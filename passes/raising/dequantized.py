@@ -4,7 +4,8 @@
 
 An element of a tensor is followed back through transposes, broadcasts, reshapes and elementwise
 arithmetic to what is stored: an fp8 code and the E8M0 scale that it is multiplied by, each with
-the index at which it is read. The indices are affine in the loops of the matmul, so that they say
+the index at which it is read. A scale may also be a constant of a wider float type, if all its
+values are powers of two. The indices are affine in the loops of the matmul, so that they say
 which block shares a scale whatever ops the importer wrote.
 """
 
@@ -15,13 +16,16 @@ from dataclasses import dataclass, field
 
 from iree.compiler import ir
 
-from block32.lowering.problem import VALUE_TYPES
-from block32.passes.raising.contraction import SCALE_TYPE, Operand
+from block32.lowering.problem import VALUE_TYPES, ceil_div
+from block32.passes import constants
+from block32.passes.raising.contraction import SCALE_TYPE, NotServedError, Operand
 
 #: Elementwise ops that keep a product of a code and a scale what it is. Rounding an fp8 value
 #: times a power of two to bf16 or f16 is exact, but where it leaves the range of f16.
 _CONVERSIONS = ("arith.extf", "arith.truncf")
 _PRODUCTS = ("arith.mulf", "arith.scaling_extf")
+#: What a scale of a wider float type comes from, if its values are known.
+_CONSTANTS = ("arith.constant", "util.global.load")
 #: Ops that are followed back before giving up: longer chains are no dequantisation.
 _MOST_STEPS = 64
 
@@ -44,14 +48,18 @@ class _Trace:
             raise _OtherError
 
 
-def read(operand: Operand) -> tuple[Operand, Operand] | None:
+def read(operand: Operand, symbols: ir.SymbolTable) -> tuple[Operand, Operand] | None:
     """The codes and the scales of an operand that is their product.
 
     Args:
         operand: A float tensor and the index at which the matmul reads it.
+        symbols: The module's symbols, where constants in globals are.
 
     Returns:
         Two operands with maps over the same loops; None where the operand is something else.
+
+    Raises:
+        NotServedError: The scales are a constant, and not all of them are powers of two.
     """
     trace = _Trace()
     try:
@@ -60,7 +68,70 @@ def read(operand: Operand) -> tuple[Operand, Operand] | None:
         return None
     if len(trace.codes) != 1 or len(trace.scales) != 1:
         return None
-    return trace.codes[0], trace.scales[0]
+    codes, scales = trace.codes[0], trace.scales[0]
+    sizes = _loop_sizes(operand)
+    if not _covers(codes, sizes) or not _covers(scales, sizes):
+        return None
+    if scales.element != SCALE_TYPE:
+        converted = _constant_scales(scales, symbols)
+        return None if converted is None else (codes, converted)
+    return codes, scales
+
+
+def _loop_sizes(operand: Operand) -> dict[int, int]:
+    """The number of iterations of the loops that index the operand, where it is known."""
+    operand_type = ir.RankedTensorType(operand.value.type)
+    return {
+        ir.AffineDimExpr(expr).position: operand_type.shape[axis]
+        for axis, expr in enumerate(operand.map.results)
+        if not operand_type.is_dynamic_dim(axis)
+    }
+
+
+def _covers(leaf: Operand, sizes: dict[int, int]) -> bool:
+    """Whether the loops read all of a leaf: none is a slice of a larger tensor.
+
+    The scales of a short last block are cut off after they were repeated, so that a slice of them
+    is no reason to give up.
+    """
+    leaf_type = ir.RankedTensorType(leaf.value.type)
+    for axis, expr in enumerate(leaf.map.results):
+        divisor = 1
+        if isinstance(expr, ir.AffineFloorDivExpr) and isinstance(expr.rhs, ir.AffineConstantExpr):
+            expr, divisor = expr.lhs, expr.rhs.value
+        if not isinstance(expr, ir.AffineDimExpr) or leaf_type.is_dynamic_dim(axis):
+            continue
+        size = sizes.get(expr.position)
+        if size is not None and leaf_type.shape[axis] != ceil_div(size, divisor):
+            return False
+    return True
+
+
+def _constant_scales(scales: Operand, symbols: ir.SymbolTable) -> Operand | None:
+    """f32, f16 or bf16 scales as E8M0 bytes, built where the constant is; None if it is none."""
+    producer = scales.value.owner.operation
+    attribute = _constant_of(producer, symbols)
+    values = None if attribute is None else constants.read_floats(attribute)
+    if values is None:
+        return None
+    codes = constants.scale_bytes(values)
+    if codes is None:
+        raise NotServedError(
+            "expected scales that are powers of two but got a constant with "
+            f"{constants.first_other(values)}"
+        )
+    with ir.InsertionPoint(producer), producer.location:
+        return Operand(constants.build_scales(codes), scales.map)
+
+
+def _constant_of(op: ir.Operation, symbols: ir.SymbolTable) -> ir.Attribute | None:
+    """The value that an op gives on every run."""
+    if op.name == "arith.constant":
+        return op.attributes["value"]
+    definition = symbols[ir.FlatSymbolRefAttr(op.attributes["global"]).value].operation
+    is_mutable = "is_mutable" in definition.attributes
+    has_value = "initial_value" in definition.attributes
+    return definition.attributes["initial_value"] if has_value and not is_mutable else None
 
 
 def through_views(operand: Operand) -> Operand:
@@ -84,7 +155,7 @@ def through_views(operand: Operand) -> Operand:
 def _follow(value: ir.Value, indices: list[ir.AffineExpr], n_dims: int, trace: _Trace) -> None:
     """Add to ``trace`` what ``value[indices]`` is a product of."""
     trace.take_step()
-    source = _source_of_view(value, indices, n_dims)
+    source = _source_of_view(value, indices, n_dims) or _source_of_slice(value, indices)
     if source is not None:
         _follow(*source, n_dims, trace)
         return
@@ -99,6 +170,8 @@ def _follow(value: ir.Value, indices: list[ir.AffineExpr], n_dims: int, trace: _
     elif op.name in (*_CONVERSIONS, *_PRODUCTS):
         for operand in op.operands:
             _follow(operand, indices, n_dims, trace)
+    elif op.name in _CONSTANTS and element in constants.FLOATS and len(indices) > 1:
+        trace.scales.append(Operand(value, ir.AffineMap.get(n_dims, 0, indices)))
     else:
         raise _OtherError
 
@@ -204,6 +277,21 @@ def _source_of_broadcast(op: ir.Operation, indices: list[ir.AffineExpr], _: int)
 
 
 def _source_of_cast(op: ir.Operation, indices: list[ir.AffineExpr], _: int) -> _View:
+    return op.operands[0], indices
+
+
+def _source_of_slice(value: ir.Value, indices: list[ir.AffineExpr]) -> _View | None:
+    """The first elements of each dimension have the same indices. The source is larger."""
+    if isinstance(value.owner, ir.Block) or value.owner.operation.name != "tensor.extract_slice":
+        return None
+    op = value.owner.operation
+    offsets, strides = (
+        list(ir.DenseI64ArrayAttr(op.attributes[name]))
+        for name in ("static_offsets", "static_strides")
+    )
+    source, result = (ir.RankedTensorType(v.type) for v in (op.operands[0], op.results[0]))
+    if any(offsets) or any(stride != 1 for stride in strides) or source.rank != result.rank:
+        return None
     return op.operands[0], indices
 
 

@@ -16,20 +16,23 @@ from block32.passes.raising.contraction import (
 OP_NAMES = ("linalg.matmul", "linalg.batch_matmul")
 
 
-def match(op: ir.Operation) -> ScaledContraction | None:
+def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None:
     """Read the op; None unless its right operand is codes times scales.
 
     The left operand may be the same, or a bf16, f16 or f32 activation as it is.
+
+    Raises:
+        NotServedError: The scales are a constant, and not all of them are powers of two.
     """
     if op.name not in OP_NAMES:
         return None
     lhs, rhs, result = operands_of(op)
     if lhs.element not in ACTIVATION_TYPES or rhs.element not in ACTIVATION_TYPES:
         return None
-    weight = dequantized.read(rhs)
+    weight = dequantized.read(rhs, symbols)
     if weight is None:
         return None
-    activation = dequantized.read(lhs) or (lhs, None)
+    activation = dequantized.read(lhs, symbols) or (lhs, None)
     return ScaledContraction(*activation, *weight, result, from_producers=True)
 
 

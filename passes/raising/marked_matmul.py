@@ -79,7 +79,7 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
     lhs, rhs, result = dequantized_matmul.operands_of(op)
     if lhs.element in ACTIVATION_TYPES:
         weight = _Marked(op, rhs, RHS_ATTRIBUTE, result, symbols).read()
-        contraction = _with_activation(op, lhs, weight, result)
+        contraction = _with_activation(op, lhs, weight, result, symbols)
     else:
         activation = _Marked(op, lhs, LHS_ATTRIBUTE, result, symbols).read()
         weight = _Marked(op, rhs, RHS_ATTRIBUTE, result, symbols).read()
@@ -91,7 +91,11 @@ def match(op: ir.Operation, symbols: ir.SymbolTable) -> ScaledContraction | None
 
 
 def _with_activation(
-    op: ir.Operation, lhs: Operand, weight: tuple[Operand, Operand], result: ir.AffineMap
+    op: ir.Operation,
+    lhs: Operand,
+    weight: tuple[Operand, Operand],
+    result: ir.AffineMap,
+    symbols: ir.SymbolTable,
 ) -> ScaledContraction:
     """A bf16, f16 or f32 activation: dequantised by the program, to be quantised, or as it is."""
     attribute = _parse(op, LHS_ATTRIBUTE) if LHS_ATTRIBUTE in op.attributes else None
@@ -105,7 +109,7 @@ def _with_activation(
             'scale = "dynamic" to quantise it, or raw fp8 values'
         )
     is_dequantized = attribute is not None
-    activation = dequantized.read(lhs) if is_dequantized else None
+    activation = dequantized.read(lhs, symbols) if is_dequantized else None
     if activation is None:
         return ScaledContraction(lhs, None, *weight, result)
     return ScaledContraction(*activation, *weight, result, from_producers=True)
@@ -137,7 +141,7 @@ class _Marked:
                 f"'{self.name}' names scales of an {self.operand.element} operand; expected raw "
                 "fp8 values, or no scale for values that the program dequantises"
             )
-        found = dequantized.read(self.operand)
+        found = dequantized.read(self.operand, self.symbols)
         if found is None:
             raise NotServedError(
                 f"'{self.name}' has no scale, and its operand is no product of fp8 values and "

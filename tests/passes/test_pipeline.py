@@ -64,7 +64,10 @@ def test_options_are_read_and_printed() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("block32-nothing", "unknown pass 'block32-nothing'; expected one of block32-emit"),
+        (
+            "block32-nothing",
+            "unknown pass 'block32-nothing'; expected one of block32-declare-functions",
+        ),
         ("block32-raise{speed=9}", "pass 'block32-raise' has no option 'speed'"),
         ("builtin.module(block32-raise", "unbalanced brackets"),
         ("test-fail{internal=maybe}", "option 'internal' of pass 'test-fail' needs a bool"),

@@ -11,11 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from iree.compiler.tools.binaries import find_tool
 
+import block32
+from block32.runtime.errors import CallError
 from block32.tools.cli import main
-from block32.tools.compiler import CompileOptions
+from block32.tools.compiler import CompileOptions, compile_source
 
 PROGRAM = """
 #x = affine_map<(m, n, k) -> (m, k)>
@@ -34,6 +37,29 @@ func.func @f(%x: tensor<4x64xf8E4M3FN>, %xs: tensor<4x2xf8E8M0FNU>,
 }
 """
 GOOD = PROGRAM.replace("ATTRIBUTES", "")
+NO_K = (
+    GOOD.replace("4x64xf8", "4x0xf8").replace("32x64xf8", "32x0xf8").replace("x2xf8E8", "x0xf8E8")
+)
+DYNAMIC = """
+#x = affine_map<(m, n, k) -> (m, k)>
+#xs = affine_map<(m, n, k) -> (m, k floordiv 32)>
+#w = affine_map<(m, n, k) -> (n, k)>
+#ws = affine_map<(m, n, k) -> (n floordiv 32, k floordiv 32)>
+#y = affine_map<(m, n, k) -> (m, n)>
+func.func @f(%x: tensor<?x64xf8E4M3FN>, %xs: tensor<?x2xf8E8M0FNU>,
+    %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>) -> tensor<?x32xf32> {
+  %c0 = arith.constant 0 : index
+  %m = tensor.dim %x, %c0 : tensor<?x64xf8E4M3FN>
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty(%m) : tensor<?x32xf32>
+  %init = linalg.fill ins(%zero : f32) outs(%empty : tensor<?x32xf32>) -> tensor<?x32xf32>
+  %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
+    ins(%x, %xs, %w, %ws : tensor<?x64xf8E4M3FN>, tensor<?x2xf8E8M0FNU>,
+        tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
+    outs(%init : tensor<?x32xf32>) -> tensor<?x32xf32>
+  return %y : tensor<?x32xf32>
+}
+"""
 MARKED = """
 func.func @f(%x: tensor<4x64xf8E4M3FN>, %w: tensor<64x32xf8E4M3FN>, %i: tensor<4x32xf32>)
     -> tensor<4x32xf32> {
@@ -210,6 +236,22 @@ def test_the_target_follows_the_flags_for_devices(flags: tuple[str, ...], target
             "--target=gfx950 is for hip but the flags for devices ask for llvm-cpu",
         ),
         (["--compile-mode=precompile"], "--compile-mode=precompile leaves out block32's passes"),
+        (
+            ["--target=gfx950", "--cpu=znver4"],
+            "--cpu=znver4 names a CPU, but the target is gfx950, which runs on hip",
+        ),
+        (
+            ["--iree-hal-target-device=vulkan", "--cpu=znver4"],
+            "--cpu=znver4 names a CPU, but the target is portable, which runs on vulkan",
+        ),
+        (
+            ["--cpu=znver4", "--iree-llvmcpu-target-cpu=host"],
+            "--cpu=znver4 and --iree-llvmcpu-target-cpu=host both name the CPU",
+        ),
+        (
+            ["--target=gfx950", "--iree-rocm-target=gfx942"],
+            "--target=gfx950 is not for the chip of --iree-rocm-target=gfx942",
+        ),
         (["--target=vax"], "unknown target 'vax'; expected one of cpu"),
         (["--target=cpu", "--cpu=z80"], "z80"),
         (["--target=cpu", "--no-such-flag"], "no-such-flag"),
@@ -292,3 +334,85 @@ def test_an_old_output_survives_a_failed_compile(tmp_path: Path) -> None:
     output.write_bytes(b"old")
     assert main(["compile", str(path), "--target=cpu", "-o", str(output)]) == 1
     assert output.read_bytes() == b"old"
+
+
+def test_no_k_at_all_is_an_error_and_no_crash(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """IREE ends by a signal on any matmul with K = 0."""
+    model.write_text(NO_K)
+    assert main(["compile", str(model), "--target=cpu", "-o", "/dev/null"]) == 1
+    error = capfd.readouterr().err
+    assert f"{model}:10:8: error: 'linalg.scaled_contract' op cannot be compiled: " in error
+    assert "expected K of at least 1 but got 0" in error
+
+
+CUDA_DEVICE = """module attributes {hal.device.targets = [#hal.device.target<"cuda",
+    [#hal.executable.target<"cuda", "cuda-nvptx-fb", {iree_codegen.target_info =
+      #iree_gpu.target<arch = "sm_89", features = "", wgp = <compute = fp32, storage = b32,
+        subgroup = shuffle, subgroup_size_choices = [32], max_workgroup_sizes = [1024, 1024, 1024],
+        max_thread_count_per_workgroup = 1024, max_workgroup_memory_bytes = 49152,
+        max_workgroup_counts = [2147483647, 65535, 65535]>>}>]> : !hal.device]} {"""
+CPU_DEVICE = """module attributes {hal.device.targets = [#hal.device.target<"local",
+    [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64", {cpu = "x86-64",
+      cpu_features = "+sse2", native_vector_size = 16 : i64,
+      target_triple = "x86_64-unknown-unknown-eabi-elf"}>]> : !hal.device]} {"""
+
+
+def with_devices(devices: str) -> str:
+    maps, function = GOOD.split("func.func")
+    return f"{maps}{devices}\nfunc.func{function}}}"
+
+
+def test_a_module_for_other_devices_than_the_target(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """IREE follows the module, and would compile our kernels for a device that they are not for."""
+    model.write_text(with_devices(CUDA_DEVICE))
+    assert main(["compile", str(model), "--target=cpu", "-o", "/dev/null"]) == 1
+    error = capfd.readouterr().err
+    assert f"{model}:7:1: error: 'builtin.module' op names devices of its own (cuda); " in error
+    assert "expected llvm-cpu for --target=cpu" in error
+
+
+def test_without_a_target_the_devices_of_the_module_count(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model.write_text(with_devices(CUDA_DEVICE))
+    flags = ["--compile-to=preprocessing", "-o", str(model.with_suffix(".out"))]
+    assert main(["compile", str(model), *flags]) == 0
+    assert ": portable portable (" in capfd.readouterr().err
+
+
+def test_kernels_use_the_features_that_the_module_names(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not those of this machine, which the module's code may not use."""
+    model.write_text(with_devices(CPU_DEVICE))
+    assert main(["compile", str(model), "--target=cpu", "-o", "/dev/null"]) == 0
+    assert ": cpu generic " in capfd.readouterr().err
+
+
+def test_x_and_its_scales_with_other_numbers_of_rows(tmp_path: Path) -> None:
+    """A kernel would read past the end of the scales."""
+    module = block32.load(block32.compile(DYNAMIC, target="cpu"))
+    w, w_scale = np.zeros((32, 64), np.uint8), np.zeros((1, 2), np.uint8)
+    assert module["f"](np.zeros((3, 64), np.uint8), np.zeros((3, 2), np.uint8), w, w_scale).shape
+    with pytest.raises(
+        CallError, match="expected x and its scales to have the same number of rows"
+    ):
+        module["f"](np.zeros((4, 64), np.uint8), np.zeros((3, 2), np.uint8), w, w_scale)
+
+
+def test_the_check_of_rows_costs_no_further_submission() -> None:
+    """Two matmuls, the check of the second between them, are one command buffer."""
+    text = DYNAMIC.replace("return %y", "%z = arith.addf %y, %y2 : tensor<?x32xf32>\n  return %z")
+    second = DYNAMIC.partition("  %y = ")[2].partition("  return")[0]
+    second = f"  %y2 = {second}".replace("%xs,", "%xs2,")
+    text = text.replace("  %z = ", f"{second}  %z = ").replace(
+        "%ws: tensor", "%xs2: tensor<?x2xf8E8M0FNU>, %ws: tensor", 1
+    )
+    options = CompileOptions(target="cpu", flags=("--compile-to=stream",))
+    stream = compile_source(text.encode(), "<text>", options).decode()
+    assert stream.count("cf.assert") == 2
+    assert stream.count("stream.cmd.execute") == 1

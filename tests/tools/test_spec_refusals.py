@@ -10,7 +10,8 @@ import pytest
 
 from block32.tools.cli import main
 from block32.tools.transform_spec import SPEC_FLAG
-from tests.tools.specs import LOCAL, layers
+from tests.tools.specs import LOCAL, layers, write_spec
+from tests.tools.test_compile import NO_K
 
 
 def refuse(
@@ -68,12 +69,36 @@ def test_nothing_to_do(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds no block-scaled matmul; a spec would do nothing" in refuse(capsys, model)
 
 
-def test_a_symbol_of_ours_in_the_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_symbol_of_the_spec_in_the_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other names that begin like ours are the model's own business, as in a compile."""
+    text = model.read_text().replace("@w ", "@block32_w ").replace("@w :", "@block32_w :")
+    text = text.replace("@main", "@block32_main")
+    model.write_text(text)
+    spec = model.with_name("spec.mlir")
+    write_spec(model, spec, "--target=portable", *LOCAL)
+    spec.unlink()
     model.write_text(
-        model.read_text().replace("@w ", "@block32_w ").replace("@w :", "@block32_w :")
+        f"{text}\nfunc.func @block32_call_0(%x: tensor<4xf32>) -> tensor<4xf32> {{\n"
+        "  return %x : tensor<4xf32>\n}\n"
     )
+    error = refuse(capsys, model, *LOCAL)
+    line = line_of(model, "func.func @block32_call_0")
+    assert f"{model}:{line}:1: error: defines @block32_call_0, and so does the spec" in error
+
+
+def test_no_k_at_all(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model.write_text(NO_K)
+    error = refuse(capsys, model, *LOCAL)
+    assert "'linalg.scaled_contract' op cannot be compiled: expected K of at least 1" in error
+
+
+def test_operators_that_only_block32_lowers(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.write_text('module attributes {a = "onnx.DequantizeLinear"} {}')
     error = refuse(capsys, model)
-    assert "defines @block32_w; expected no symbol that begins with 'block32_'" in error
+    assert "holds operators that an iree-compile without block32 does not lower" in error
+    assert "--pass-pipeline='builtin.module(block32-lower-onnx)'" in error
 
 
 def test_an_unknown_target(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
