@@ -274,22 +274,22 @@ def fma(a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     return math_ops.FmaOp(a, b, c).result
 
 
-def decode_scale(byte: ir.Value) -> ir.Value:
-    """2^(byte - 127) of an E8M0 byte that an i32 holds; 255 is NaN.
+def decode_scale(word: ir.Value, index: int = 0) -> ir.Value:
+    """2^(byte - 127) of the E8M0 byte ``index`` of a little-endian i32; 255 is NaN.
 
-    On integers, since 2^-127 is a subnormal f32: the exponent field of the others is the byte.
+    The byte becomes the exponent field of an f32 and all bits below it are set. That is just below
+    2^(byte - 126), for 0 too, which would be no power of two without them; and 255 is a NaN. Half
+    of it, and a bit more, rounds to 2^(byte - 127) for every byte. So no case needs a comparison:
+    the integer unit has the most to do where few rows are multiplied.
     """
-    shifted = arith.shli(byte, arith.constant(i32(), 23))
-    finite = arith.maxui(shifted, arith.constant(i32(), 0x0040_0000))
-    is_nan = arith.cmpi(arith.CmpIPredicate.eq, byte, arith.constant(i32(), 255))
-    bits = arith.select(is_nan, arith.constant(i32(), 0x7FC0_0000), finite)
-    return arith.bitcast(f32(), bits)
-
-
-def byte_of(word: ir.Value, index: int) -> ir.Value:
-    """Byte ``index`` of a little-endian i32, zero-extended."""
-    shifted = arith.shrui(word, arith.constant(i32(), 8 * index)) if index else word
-    return arith.andi(shifted, arith.constant(i32(), 255)) if index < 3 else shifted
+    if index == 3:
+        shifted = arith.shrui(word, arith.constant(i32(), 1))
+    else:
+        shifted = arith.shli(word, arith.constant(i32(), 23 - 8 * index))
+    bits = arith.ori(shifted, arith.constant(i32(), 0x007F_FFFF))
+    # The sign is a bit of the next byte; to leave it out is free.
+    magnitude = math_ops.AbsFOp(arith.bitcast(f32(), bits)).result
+    return arith.mulf(magnitude, f32_value(0.5 + 2.0**-24))
 
 
 def make_vector(elements: Sequence[ir.Value]) -> ir.Value:

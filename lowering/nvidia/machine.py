@@ -14,6 +14,9 @@ from typing import Final
 #: Lanes of a warp.
 WARP_LANES: Final = 32
 
+#: Shared memory that the driver takes for each workgroup.
+RESERVED_SHARED_BYTES: Final = 1024
+
 #: Threads of the four warps that issue one ``wgmma`` together.
 WARPGROUP_LANES: Final = 128
 

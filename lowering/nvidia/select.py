@@ -116,7 +116,22 @@ def _stream_tier(problem: ScaledMatmul, chip: Chip, rows: int) -> KernelTier:
     tier = KernelTier(
         "stream", max_m=rows, tile=(rows, 32, 128), warps=warps, stages=4, splits=splits
     )
+    if workgroups > chip.multiprocessors:
+        tier = _fit_twice(problem, tier, chip)
     return _fit(problem, tier, chip)
+
+
+def _fit_twice(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
+    """Take stages away until two workgroups share a multiprocessor, if that is possible.
+
+    Where there are more workgroups than multiprocessors, two with fewer stages are faster than one
+    after the other.
+    """
+    for stages in range(tier.stages, 1, -1):
+        fewer = dataclasses.replace(tier, stages=stages)
+        if create_kernel(problem, fewer, chip).resident_by_memory >= 2:
+            return fewer
+    return tier
 
 
 def _tiled_tier(

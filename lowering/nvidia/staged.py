@@ -357,5 +357,5 @@ class _ScaleStager:
             with when(is_mine):
                 place = buffer + row * 4
                 for block in range(form.blocks):
-                    scale = ptx.decode_scale(ptx.byte_of(word, block))
+                    scale = ptx.decode_scale(word, block)
                     (place + block * form.scale_rows * 4).store(scale, alignment=4)

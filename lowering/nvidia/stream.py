@@ -351,7 +351,7 @@ class _WarpLoop:
 def decode_words(words: list[list[ir.Value]], block: int) -> list[ir.Value]:
     """The scales of a block of K out of scale words."""
     word, byte = divmod(block, WORD_BLOCKS)
-    return [ptx.decode_scale(ptx.byte_of(value, byte)) for value in words[word]]
+    return [ptx.decode_scale(value, byte) for value in words[word]]
 
 
 def _products(weights: list[ir.Value], tokens: list[ir.Value]) -> list[ir.Value]:

@@ -129,10 +129,9 @@ class NvidiaTarget(Target):
 
         Without the bound the assembler takes the registers that a lone workgroup could have.
         """
-        by_memory = self.chip.shared_memory_total // (form.shared_bytes + 1024)
         wanted = form.accumulator_registers + form.working_registers
         by_registers = _REGISTERS // (form.threads * min(wanted, _REGISTERS_PER_THREAD))
-        count = max(1, min(by_memory, by_registers, _MOST_RESIDENT))
+        count = max(1, min(form.resident_by_memory, by_registers, _MOST_RESIDENT))
         function = ir.InsertionPoint.current.block.owner
         i32 = ir.IntegerType.get_signless(32)
         function.attributes["nvvm.minctasm"] = ir.IntegerAttr.get(i32, count)

@@ -26,7 +26,7 @@ from block32.lowering.common.tile_order import split_position, split_workgroups,
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.nvidia import instructions as ptx
 from block32.lowering.nvidia.instructions import Pointer
-from block32.lowering.nvidia.machine import WARP_LANES, Chip
+from block32.lowering.nvidia.machine import RESERVED_SHARED_BYTES, WARP_LANES, Chip
 from block32.lowering.nvidia.result import ResultWriter
 from block32.lowering.problem import ScaledMatmul
 
@@ -135,6 +135,11 @@ class TileKernel(ABC):
     @abstractmethod
     def shared_bytes(self) -> int:
         """Shared memory of a workgroup."""
+
+    @property
+    def resident_by_memory(self) -> int:
+        """Workgroups that a multiprocessor's shared memory holds at once."""
+        return self.chip.shared_memory_total // (self.shared_bytes + RESERVED_SHARED_BYTES)
 
     # Bodies.
 

@@ -334,6 +334,7 @@ _HANDLERS: dict[str, Callable[..., None]] = {
     "min": _arithmetic(np.minimum),
     "max": _arithmetic(np.maximum),
     "neg": _arithmetic(np.negative),
+    "abs": _arithmetic(np.abs),
     "and": _logic(np.bitwise_and),
     "or": _logic(np.bitwise_or),
     "xor": _logic(np.bitwise_xor),

@@ -73,7 +73,8 @@ def test_a_counter_that_does_not_wrap_is_noticed():
 def test_a_wrong_scale_byte_is_a_wrong_number():
     arrays, want, magnitude = scaled_operands(PROBLEM, 9)
     del arrays
-    y = run_mutated(STREAM, r"(shr\.u32\s+%r\d+, %r\d+), 16;", r"\1, 8;")
+    # The second byte of a word is shifted to the exponent field; the mutant takes the first.
+    y = run_mutated(STREAM, r"(shl\.b32\s+%r\d+, %r\d+), 15;", r"\1, 23;")
     assert np.max(np.abs(y - want) / magnitude) > 1e-3
 
 

@@ -129,6 +129,27 @@ def test_extreme_and_nan_scales(tier: KernelTier):
     assert is_nan.sum() == 64
 
 
+@pytest.mark.parametrize("tier", [STREAM, TILED], ids=["stream", "tiled"])
+def test_every_scale_byte_is_decoded_exactly(tier: KernelTier):
+    # Column n sees block n alone, so that each byte of a word is met.
+    problem = replace(PROBLEM, n=32, k=128)
+    scales = np.arange(256, dtype=np.uint8).reshape(64, 4)
+    w = np.zeros((32, 4, 32), np.uint8)
+    for column in range(4):
+        w[column, column] = 0x38  # 1.0
+    arrays = {
+        "lhs": np.full((64, 128), 0x38, np.uint8),
+        "rhs": w.reshape(32, 128),
+        "lhs_scale": scales,
+        "rhs_scale": np.full((1, 4), 127, np.uint8),
+    }
+    y = run_kernels(problem, "sm_90a", tier, arrays, 64)[:, :4]
+    with np.errstate(over="ignore"):
+        want = np.ldexp(np.float32(32), scales.astype(int) - 127).astype(np.float32)
+    want[63] = np.nan  # byte 255 is in this row
+    np.testing.assert_array_equal(y, want)
+
+
 def test_blocks_of_far_apart_scales_are_scaled_one_by_one():
     problem = replace(PROBLEM, n=32, k=64)
     arrays, _, _ = scaled_operands(problem, 8)
