@@ -25,6 +25,9 @@ class Architecture:
         air: version of AIR.
         language: version of the Metal language.
         triple: of the modules.
+        container_patch: third number of the metallib's own version.
+        blocks: blocks of 32 K in a step of a block-scaled loop. An 8x8 instruction does an eighth
+            of the work, and a step of four blocks would outgrow an instruction cache.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Architecture:
     air: Version
     language: Version
     triple: str
+    container_patch: int
+    blocks: int
 
 
 #: The M5 family: 16x16x16 with fp8 operands.
@@ -45,6 +50,8 @@ M5 = Architecture(
     air=Version(2, 8),
     language=Version(4, 0),
     triple="air64_v28-apple-macosx26.0.0",
+    container_patch=9,
+    blocks=4,
 )
 
 #: M1 to M4: 8x8 with bf16, f16 and f32 operands.
@@ -56,6 +63,8 @@ M1 = Architecture(
     air=Version(2, 6),
     language=Version(3, 1),
     triple="air64-apple-macosx14.0.0",
+    container_patch=7,
+    blocks=1,
 )
 
 ARCHITECTURES = {architecture.name: architecture for architecture in (M5, M1)}

@@ -59,7 +59,7 @@ def compile_matmul(matmul: Matmul, form: str, name: str) -> CompiledKernel:
 
 
 def build_metallib(kernels: Sequence[CompiledKernel]) -> bytes:
-    """A metallib with the given kernels, one module each."""
+    """A metallib with the given kernels of one architecture, one module each."""
     functions = tuple(
         Function(
             name=kernel.signature.name,
@@ -71,6 +71,11 @@ def build_metallib(kernels: Sequence[CompiledKernel]) -> bytes:
     )
     # Apple's files all carry an identifier; this one follows from what is in the file.
     digest = hashlib.sha256(b"".join(function.sha256 for function in functions))
-    os_version = max(kernel.signature.architecture.os for kernel in kernels)
-    library = Metallib(functions, os_version, uuid=digest.digest()[:16])
+    (architecture,) = {kernel.signature.architecture for kernel in kernels}
+    library = Metallib(
+        functions,
+        architecture.os,
+        format_patch=architecture.container_patch,
+        uuid=digest.digest()[:16],
+    )
     return library.to_bytes()

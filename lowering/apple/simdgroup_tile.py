@@ -20,7 +20,7 @@ from block32.lowering.apple.epilogue import store_run, store_zeros
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.operand_tiles import Operand, OperandTiles, clamp
 from block32.lowering.apple.small_operand_tiles import SmallOperandTiles
-from block32.lowering.apple.tile_scales import WORD, Scales, TileScales
+from block32.lowering.apple.tile_scales import Scales, TileScales
 from block32.lowering.problem import BLOCK_K, ceil_div
 
 #: Rows and columns of y that one simdgroup owns.
@@ -132,8 +132,8 @@ class SimdgroupTile:
         b: OperandTiles | SmallOperandTiles,
         scales: Scales,
     ) -> list[ir.Value]:
-        """Blocks of 32 K, each summed from zero and then scaled; four of them in a loop's step."""
-        k, group = self.matmul.k, WORD * BLOCK_K
+        """Blocks of 32 K, each summed from zero and then scaled."""
+        k, group = self.matmul.k, self.matmul.architecture.blocks * BLOCK_K
         full = k - k % group
         rows = self._scale_rows(a, b, scales)
 
