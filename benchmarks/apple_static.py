@@ -97,12 +97,13 @@ HEADINGS = [
 
 def measure(name: str, form: str, matmul: Matmul) -> Row:
     """Compiles one kernel three times."""
+    kernels: list[CompiledKernel] = []
     times: list[float] = []
     for _ in range(REPEATS):
         start = time.process_time()
-        kernel = compile_matmul(matmul, form, "kernel")
+        kernels.append(compile_matmul(matmul, form, "kernel"))
         times.append(time.process_time() - start)
-    return Row(name, min(times), _hot_loop(kernel))
+    return Row(name, min(times), _hot_loop(kernels[0]))
 
 
 def _hot_loop(kernel: CompiledKernel) -> Loop:

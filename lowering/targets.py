@@ -16,18 +16,18 @@ TARGETS: Final[dict[str, tuple[str, str]]] = {
     "cpu": ("block32.lowering.cpu.target", "CpuTarget"),
     "gfx950": ("block32.lowering.gfx950.target", "Gfx950Target"),
     "apple-m5": ("block32.lowering.apple.target", "AppleM5Target"),
+    "apple-m1": ("block32.lowering.apple.target", "AppleM1Target"),
     "sm_89": ("block32.lowering.nvidia.target", "sm_89"),
     "sm_90a": ("block32.lowering.nvidia.target", "sm_90a"),
     "sm_90a-f32": ("block32.lowering.nvidia.target", "sm_90a_f32"),
     "portable": ("block32.lowering.portable.target", "PortableTarget"),
 }
 
-#: What to use on a machine that is older than its kind's kernels need, by the target's name.
-_EIGHT_BY_EIGHT = (
-    "its matrix instruction is 8x8 and takes no fp8; "
-    "use --target=portable --iree-hal-target-device=metal"
-)
-TOO_OLD: Final[dict[str, str]] = {f"apple-m{number}": _EIGHT_BY_EIGHT for number in range(1, 5)}
+#: Names of machines whose kernels are another target's, and what to say of them.
+SERVED_BY: Final[dict[str, str]] = {
+    f"apple-m{number}": "its matrix instruction is that of M1; use --target=apple-m1"
+    for number in (2, 3, 4)
+}
 
 
 def target_named(name: str) -> Target:
@@ -36,8 +36,8 @@ def target_named(name: str) -> Target:
     Raises:
         DiagnosticError: There is no such target.
     """
-    if name in TOO_OLD:
-        raise DiagnosticError("block32", f"there are no kernels for '{name}': {TOO_OLD[name]}")
+    if name in SERVED_BY:
+        raise DiagnosticError("block32", f"there is no target '{name}': {SERVED_BY[name]}")
     if name not in TARGETS:
         raise DiagnosticError(
             "block32", f"unknown target '{name}'; expected one of {', '.join(TARGETS)}"

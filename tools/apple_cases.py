@@ -233,7 +233,7 @@ def execute(
     kernel.dispatch(
         [*bindings, Binding(y, output=True)],
         grid(case),
-        constants=[case.m],
+        constants=[case.m] if case.matmul.m is None else [],
         threadgroups=threadgroups,
         seed=seed,
     )

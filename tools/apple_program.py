@@ -14,12 +14,13 @@ def compile_kernels(entries: Mapping[str, Entry]) -> bytes:
     """A vmfb for IREE's Metal device with one function an entry.
 
     Args:
-        entries: what each function computes, by its name.
+        entries: what each function computes, by its name; all for one architecture.
 
     Raises:
         KernelError: a form cannot compute its matmul.
         LlvmError: llvmlite is missing or of the wrong version.
         IreeCompileError: IREE refuses the module.
     """
-    options = CompileOptions(target="apple-m5")
+    (target,) = {entry.matmul.architecture.name for entry in entries.values()}
+    options = CompileOptions(target=target)
     return finish_module(build_program(entries), "<kernels>", options, phase="start")

@@ -77,7 +77,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     parser.add_argument(
-        "module", metavar="FILE", help="a .vmfb for gfx950 or apple-m5, or a .metallib"
+        "module", metavar="FILE", help="a .vmfb for gfx950, apple-m5 or apple-m1, or a .metallib"
     )
     parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name holds TEXT")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -8,14 +8,15 @@ On a Mac with an M5 and macOS 26:
     .venv/bin/pip install 'block32[apple]'        # or: pip install -e '.[apple]' in a clone
     .venv/bin/python examples/apple_check/apple_check.py
 
-The report, `apple_check.json`, holds the machine, the versions, and for each kernel what happened:
-please send it to the project. Xcode is not needed. On any other machine `--emulate` runs the same
-bitcode in block32's emulator.
+With an M1 to M4 and macOS 14 or later add `--target=apple-m1`. The report, `apple_check.json`,
+holds the machine, the versions, and for each kernel what happened: please send it to the project.
+Xcode is not needed. On any other machine `--emulate` runs the same bitcode in block32's emulator.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 import statistics
@@ -30,8 +31,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from block32.lowering.apple.architecture import ARCHITECTURES, M5, Architecture
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.program import Entry
+from block32.lowering.apple.signature import KernelError
 from block32.lowering.problem import Epilogue
 from block32.tools.air_emulator.vmfb import load_kernels
 from block32.tools.apple_cases import (
@@ -58,7 +61,17 @@ MXFP8: dict[str, Any] = {"lhs": "f8E4M3FN", "lhs_scaled": True}
 REPEATS = 10
 
 
-def cases() -> Iterator[Case]:
+def cases(architecture: Architecture) -> Iterator[Case]:
+    """Every kernel form that there is for an architecture."""
+    for case in every_case():
+        try:
+            matmul = dataclasses.replace(case.matmul, architecture=architecture)
+        except KernelError:
+            continue  # transposed operands on the older ones
+        yield dataclasses.replace(case, matmul=matmul)
+
+
+def every_case() -> Iterator[Case]:
     """Every kernel form, with whole and ragged shapes and every type."""
     for m, n, k in DENSE:
         yield Case(Matmul(n=n, k=k), "tiled", m)
@@ -216,6 +229,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--emulate", action="store_true", help="run in block32's emulator instead")
     parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose name has TEXT")
+    parser.add_argument(
+        "--target", choices=list(ARCHITECTURES), default=M5.name, help="the GPUs to compile for"
+    )
     parser.add_argument("-o", dest="report", default="apple_check.json", metavar="FILE")
     arguments = parser.parse_args()
     if not arguments.emulate and sys.platform != "darwin":
@@ -225,7 +241,7 @@ def main() -> int:
     print("\n".join(f"{name:20} {value}" for name, value in facts.items()))
     runner = run_in_the_emulator if arguments.emulate else run_on_metal
     outcomes: list[Outcome] = []
-    for case in cases():
+    for case in cases(ARCHITECTURES[arguments.target]):
         if arguments.only not in str(case):
             continue
         outcome = check(case, runner, timed=not arguments.emulate)
@@ -237,6 +253,7 @@ def main() -> int:
     failed = sum(not outcome.passed for outcome in outcomes)
     report = {
         "device": "emulator" if arguments.emulate else "metal",
+        "target": arguments.target,
         "machine": facts,
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }

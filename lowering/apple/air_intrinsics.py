@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from block32.lowering.apple.atoms import OPERAND_TYPES, SimdgroupAtom, atoms
+from block32.lowering.apple.architecture import M1, M5
+from block32.lowering.apple.atoms import OPERAND_TYPES, SimdgroupAtom, SmallAtom, atoms, small_atoms
+from block32.lowering.apple.metallib import Version
 from block32.lowering.apple.signature import ELEMENT_TYPES
 
 #: Lanes of a simdgroup execute these together. A matrix instruction must not be marked readnone:
@@ -29,6 +31,7 @@ class Intrinsic:
     result: str
     operands: tuple[str, ...]
     attributes: frozenset[str]
+    oldest_air: Version = M1.air
 
     @property
     def is_convergent(self) -> bool:
@@ -42,7 +45,13 @@ def _matrix(atom: SimdgroupAtom) -> Intrinsic:
 
     lhs, rhs = (ELEMENT_TYPES[OPERAND_TYPES[e].storage].llvm for e in (atom.lhs, atom.rhs))
     operands = (slots(lhs), "i1", slots(rhs), "i1", slots("float"))
-    return Intrinsic(atom.intrinsic, slots("float"), operands, CONVERGENT)
+    return Intrinsic(atom.intrinsic, slots("float"), operands, CONVERGENT, M5.air)
+
+
+def _small_matrix(atom: SmallAtom) -> Intrinsic:
+    count = atom.size * atom.size
+    operands = (f"<{count} x {ELEMENT_TYPES[e].llvm}>" for e in (atom.lhs, atom.rhs, "f32"))
+    return Intrinsic(atom.intrinsic, f"<{count} x float>", tuple(operands), CONVERGENT)
 
 
 _FUNCTIONS = (
@@ -52,6 +61,7 @@ _FUNCTIONS = (
     Intrinsic("air.fabs.f32", "float", ("float",), PURE),
     Intrinsic("air.simd_shuffle_xor.f32", "float", ("float", "i16"), CONVERGENT),
     *(_matrix(atom) for atom in atoms()),
+    *(_small_matrix(atom) for atom in small_atoms()),
 )
 
 #: Every function that a kernel may call, by name.

@@ -12,6 +12,7 @@ import re
 from block32.lowering.apple import air_metadata
 from block32.lowering.apple.air_intrinsics import INTRINSICS
 from block32.lowering.apple.air_parser import Function, Instruction, Metadata, Module, parse_type
+from block32.lowering.apple.architecture import M5, Architecture
 from block32.lowering.apple.signature import (
     ARGUMENT_BUFFER_INDEX,
     MAX_BINDINGS,
@@ -51,43 +52,48 @@ _METAL_TYPES = {
     "float": "float",
 }
 
-_NAMED_METADATA = {
-    "air.version": [[air_metadata.AIR_VERSION.major, air_metadata.AIR_VERSION.minor, 0]],
-    "air.language_version": [
-        ["Metal", air_metadata.LANGUAGE_VERSION.major, air_metadata.LANGUAGE_VERSION.minor, 0]
-    ],
-}
 
-
-def check(module: Module) -> None:
+def check(module: Module, architecture: Architecture = M5) -> None:
     """Checks a parsed module.
+
+    Args:
+        module: the module.
+        architecture: the GPUs that it is for.
 
     Raises:
         LegalityError: the first thing that is wrong, and what would be right.
     """
-    if module.triple != air_metadata.TRIPLE:
+    if module.triple != architecture.triple:
         raise LegalityError(
-            f"expected the triple '{air_metadata.TRIPLE}' but got '{module.triple}'"
+            f"expected the triple '{architecture.triple}' but got '{module.triple}'"
         )
     if module.data_layout != air_metadata.DATA_LAYOUT:
         raise LegalityError(f"data layout '{module.data_layout}' is not AIR's")
-    for name, expected in _NAMED_METADATA.items():
+    air, language = architecture.air, architecture.language
+    for name, expected in (
+        ("air.version", [[air.major, air.minor, 0]]),
+        ("air.language_version", [["Metal", language.major, language.minor, 0]]),
+    ):
         if module.metadata.get(name) != expected:
             found = module.metadata.get(name)
             raise LegalityError(f"expected !{name} to be {expected} but got {found}")
     for declaration in module.declarations.values():
-        _check_declaration(declaration.name, module)
+        _check_declaration(declaration.name, module, architecture)
     for function in module.functions.values():
         for instruction in function.instructions():
             _check_instruction(instruction, module)
     _check_kernels(module)
 
 
-def _check_declaration(name: str, module: Module) -> None:
+def _check_declaration(name: str, module: Module, architecture: Architecture) -> None:
     found = module.declarations[name]
     known = INTRINSICS.get(name)
     if known is None:
         raise LegalityError(f"'{name}' is not among the AIR functions known here")
+    if known.oldest_air > architecture.air:
+        raise LegalityError(
+            f"'{name}' needs AIR {known.oldest_air}; {architecture.name} has {architecture.air}"
+        )
     if (found.result, found.operands) != (known.result, known.operands):
         raise LegalityError(
             f"'{name}' has type {found.result} ({', '.join(found.operands)}); "

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The metadata that makes an LLVM module an AIR module, from a kernel's signature.
 
-Node layouts were read off modules that Apple's toolchain built for macOS 26.
+Node layouts were read off modules that Apple's toolchain built for macOS 26; those for macOS 14
+differ in the versions alone.
 """
 
 from __future__ import annotations
 
-from block32.lowering.apple.metallib import Version
 from block32.lowering.apple.signature import (
     ARGUMENT_BUFFER_INDEX,
     ELEMENT_TYPES,
@@ -15,12 +15,6 @@ from block32.lowering.apple.signature import (
     BufferParameter,
     KernelSignature,
 )
-
-AIR_VERSION = Version(2, 8)
-LANGUAGE_VERSION = Version(4, 0)
-OS_VERSION = Version(26, 0)
-
-TRIPLE = "air64_v28-apple-macosx26.0.0"
 
 _VECTOR_BITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 
@@ -93,13 +87,14 @@ def module_metadata(signature: KernelSignature, function_type: str) -> str:
         function_type: the type of its pointer in LLVM text, such as ``void (i32)*``.
     """
     printer = MetadataPrinter()
-    sdk = f"[2 x i32] [i32 {OS_VERSION.major}, i32 {OS_VERSION.minor}]"
+    architecture = signature.architecture
+    sdk = f"[2 x i32] [i32 {architecture.os.major}, i32 {architecture.os.minor}]"
     flags = [printer.node(_i32(2), _string("SDK Version"), sdk)]
     for name, behaviour, value in _MODULE_FLAGS:
         flags.append(printer.node(_i32(behaviour), _string(name), _i32(value)))
     printer.named("llvm.module.flags", *flags)
     printer.named("llvm.ident", printer.node(_string("block32")))
-    air, language = AIR_VERSION, LANGUAGE_VERSION
+    air, language = architecture.air, architecture.language
     version = printer.node(_i32(air.major), _i32(air.minor), _i32(0))
     printer.named("air.version", version)
     metal = (_string("Metal"), _i32(language.major), _i32(language.minor), _i32(0))

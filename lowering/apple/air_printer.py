@@ -111,7 +111,7 @@ def print_air(module: ir.Module, signature: KernelSignature) -> str:
     lines = [
         f'source_filename = "{signature.name}.metal"',
         f'target datalayout = "{air_metadata.DATA_LAYOUT}"',
-        f'target triple = "{air_metadata.TRIPLE}"',
+        f'target triple = "{signature.architecture.triple}"',
         "",
         f"{BINDINGS_TYPE} = type {{ {fields} }}" if fields else f"{BINDINGS_TYPE} = type {{}}",
         "",
@@ -288,6 +288,12 @@ class _FunctionPrinter:
         (position,) = ir.DenseI64ArrayAttr(op.attributes["static_position"])
         self.define(op.results[0], f"extractelement {self.typed(op.operands[0])}, i32 {position}")
 
+    def insert(self, op: ir.Operation) -> None:
+        value, vector = op.operands
+        (position,) = ir.DenseI64ArrayAttr(op.attributes["static_position"])
+        text = f"insertelement {self.typed(vector)}, {self.typed(value)}, i32 {position}"
+        self.define(op.results[0], text)
+
     def from_elements(self, op: ir.Operation) -> None:
         result = op.results[0]
         kind, vector = llvm_type(result.type), "undef"
@@ -431,6 +437,7 @@ _HANDLERS: dict[str, Callable[[_FunctionPrinter, ir.Operation], None]] = {
     "arith.select": _FunctionPrinter.select,
     "vector.shuffle": _FunctionPrinter.shuffle,
     "vector.extract": _FunctionPrinter.extract,
+    "vector.insert": _FunctionPrinter.insert,
     "vector.from_elements": _FunctionPrinter.from_elements,
     "vector.broadcast": _FunctionPrinter.broadcast,
     "llvm.getelementptr": _FunctionPrinter.address,

@@ -78,6 +78,11 @@ class SimdgroupAtom:
         return self.size * self.size // SIMDGROUP_SIZE
 
     @property
+    def lane_elements(self) -> int:
+        """Length of an operand's vector in AIR."""
+        return self.slots
+
+    @property
     def intrinsic(self) -> str:
         """Name of the AIR function. Its ``.f.f`` is the operands' class, not the flags."""
         lhs, rhs = OPERAND_TYPES[self.lhs].token, OPERAND_TYPES[self.rhs].token
@@ -105,6 +110,69 @@ class SimdgroupAtom:
         return row + self.run_rows * (slot // self.run), column + slot % self.run
 
 
+@dataclass(frozen=True)
+class SmallAtom(SimdgroupAtom):
+    """The 8x8x8 instruction of M1 and later: bf16, f16 and f32 operands, and no transpose flags.
+
+    In AIR an operand is a vector of all 64 elements, of which a lane's first two are its own: two
+    neighbours of one row.
+    """
+
+    size: int = 8
+    run: int = 2
+    run_rows: int = 0
+
+    def __post_init__(self) -> None:
+        for element in (self.lhs, self.rhs):
+            if element not in SMALL_OPERAND_TYPES:
+                raise KernelError(
+                    f"the 8x8 simdgroup matrix instruction does not take {element}; "
+                    f"expected one of {', '.join(SMALL_OPERAND_TYPES)}"
+                )
+        super().__post_init__()
+
+    @property
+    def lane_elements(self) -> int:
+        """Length of an operand's vector in AIR."""
+        return self.size * self.size
+
+    @property
+    def intrinsic(self) -> str:
+        """Name of the AIR function."""
+        types = ("f32", self.lhs, self.rhs, "f32")
+        return "air.simdgroup_matrix_8x8_multiply_accumulate." + ".".join(
+            f"v{self.lane_elements}{element}" for element in types
+        )
+
+    @staticmethod
+    def first_row(lane: Int) -> Int:
+        """Row of a lane's run."""
+        return ((lane & 6) >> 1) + ((lane & 16) >> 2)
+
+    @staticmethod
+    def first_column(lane: Int) -> Int:
+        """Column where a lane's run starts."""
+        return ((lane & 1) << 1) + ((lane & 8) >> 1)
+
+
+#: Operand types of the 8x8x8 form.
+SMALL_OPERAND_TYPES = ("bf16", "f16", "f32")
+
+
+def decoded_types(lhs: str, rhs: str) -> tuple[str, str]:
+    """What the 8x8x8 form multiplies operands of these types as: both as one type, exactly."""
+    wide = {element for element in (lhs, rhs) if element in SMALL_OPERAND_TYPES}
+    if len(wide) > 1:
+        return "f32", "f32"
+    element = wide.pop() if wide else "bf16"
+    return element, element
+
+
 def atoms() -> tuple[SimdgroupAtom, ...]:
     """Every operand pair of the 16x16x16 form."""
     return tuple(SimdgroupAtom(lhs, rhs) for lhs in OPERAND_TYPES for rhs in OPERAND_TYPES)
+
+
+def small_atoms() -> tuple[SmallAtom, ...]:
+    """Every operand pair of the 8x8x8 form that kernels use."""
+    return tuple(SmallAtom(element, element) for element in SMALL_OPERAND_TYPES)

@@ -10,8 +10,9 @@ from iree.compiler.dialects import arith
 from block32.lowering.apple import builder, morton
 from block32.lowering.apple.builder import AirKernel, Int, Word, less, when
 from block32.lowering.apple.matmul import Matmul
+from block32.lowering.apple.operand_tiles import Operand
 from block32.lowering.apple.signature import KernelSignature
-from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, SimdgroupTile
+from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, SimdgroupTile
 from block32.lowering.apple.tile_scales import Scales
 from block32.lowering.common.index import Index, IndexValue, as_value, constant
 from block32.lowering.problem import ceil_div
@@ -25,7 +26,7 @@ THREADS = (128, 1, 1)
 def signature(matmul: Matmul, name: str) -> KernelSignature:
     """The kernel's parameters; M is push constant 0 unless it is known."""
     constants = 1 if matmul.m is None else 0
-    return KernelSignature(name, matmul.buffers(), constants, THREADS)
+    return KernelSignature(name, matmul.buffers(), constants, THREADS, matmul.architecture)
 
 
 def grid(matmul: Matmul, m: int) -> tuple[int, int, int]:

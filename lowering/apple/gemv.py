@@ -41,7 +41,8 @@ def signature(matmul: Matmul, name: str) -> KernelSignature:
     reason = serves(matmul)
     if reason is not None:
         raise KernelError(reason)
-    return KernelSignature(name, matmul.buffers(), 1 if matmul.m is None else 0, THREADS)
+    constants = 1 if matmul.m is None else 0
+    return KernelSignature(name, matmul.buffers(), constants, THREADS, matmul.architecture)
 
 
 def grid(matmul: Matmul, m: int) -> tuple[int, int, int]:

@@ -19,8 +19,9 @@ from block32.lowering.apple import builder
 from block32.lowering.apple.builder import AirKernel, Int, Pointer, Word, either, less, when, wide
 from block32.lowering.apple.dense import THREADS, TILE
 from block32.lowering.apple.matmul import Matmul
+from block32.lowering.apple.operand_tiles import Operand, clamp
 from block32.lowering.apple.signature import KernelError, KernelSignature
-from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, Operand, SimdgroupTile, clamp
+from block32.lowering.apple.simdgroup_tile import SIMDGROUP_TILE, SimdgroupTile
 from block32.lowering.apple.tile_scales import Scales
 from block32.lowering.common.index import Index
 from block32.lowering.problem import Grouping, ceil_div
@@ -29,7 +30,8 @@ from block32.lowering.problem import Grouping, ceil_div
 def signature(matmul: Matmul, name: str) -> KernelSignature:
     """The kernel's parameters; push constant 0 counts the rows of x where M is not known."""
     _grouping(matmul)
-    return KernelSignature(name, matmul.buffers(), 1 if matmul.m is None else 0, THREADS)
+    constants = 1 if matmul.m is None else 0
+    return KernelSignature(name, matmul.buffers(), constants, THREADS, matmul.architecture)
 
 
 def _grouping(matmul: Matmul) -> Grouping:

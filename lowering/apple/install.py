@@ -21,6 +21,7 @@ import numpy as np
 from iree.compiler import ir
 
 from block32.lowering.apple import executable
+from block32.lowering.apple.architecture import ARCHITECTURES
 from block32.lowering.apple.executable import ExecutableError, Pipeline
 from block32.lowering.apple.library import CompiledKernel, build_metallib
 from block32.lowering.apple.signature import BufferParameter, KernelSignature
@@ -98,6 +99,7 @@ def _to_attribute(kernel: CompiledKernel) -> ir.Attribute:
             "name": ir.StringAttr.get(signature.name),
             "bitcode": _to_dense(kernel.bitcode),
             "threads": ir.DenseI32ArrayAttr.get(list(signature.threads)),
+            "architecture": ir.StringAttr.get(signature.architecture.name),
             "constants": ir.IntegerAttr.get(i32, signature.constants),
             "buffers": ir.ArrayAttr.get([ir.StringAttr.get(b.name) for b in signature.buffers]),
             "elements": ir.ArrayAttr.get([ir.StringAttr.get(b.element) for b in signature.buffers]),
@@ -122,6 +124,7 @@ def _from_attribute(record: ir.DictAttr) -> CompiledKernel:
         buffers=buffers,
         constants=ir.IntegerAttr(record["constants"]).value,
         threads=(x, y, z),
+        architecture=ARCHITECTURES[ir.StringAttr(record["architecture"]).value],
     )
     return CompiledKernel(signature, _bytes_of(record["bitcode"]))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from iree.compiler import ir
 
-from block32.lowering.apple import air_legality, air_metadata, dense, gemv, grouped, llvm14
+from block32.lowering.apple import air_legality, dense, gemv, grouped, llvm14
 from block32.lowering.apple.air_math import expand_math
 from block32.lowering.apple.air_parser import parse
 from block32.lowering.apple.air_printer import print_air
@@ -42,7 +42,7 @@ def compile_kernel(signature: KernelSignature, module: ir.Module) -> CompiledKer
         expand_math(module)
         declare_callees(module)
     bitcode = llvm14.encode(print_air(module, signature))
-    air_legality.check(parse(llvm14.disassemble(bitcode)))
+    air_legality.check(parse(llvm14.disassemble(bitcode)), signature.architecture)
     return CompiledKernel(signature, bitcode)
 
 
@@ -59,17 +59,23 @@ def compile_matmul(matmul: Matmul, form: str, name: str) -> CompiledKernel:
 
 
 def build_metallib(kernels: Sequence[CompiledKernel]) -> bytes:
-    """A metallib with the given kernels, one module each."""
+    """A metallib with the given kernels of one architecture, one module each."""
     functions = tuple(
         Function(
             name=kernel.signature.name,
             bitcode=kernel.bitcode,
-            air_version=air_metadata.AIR_VERSION,
-            language_version=air_metadata.LANGUAGE_VERSION,
+            air_version=kernel.signature.architecture.air,
+            language_version=kernel.signature.architecture.language,
         )
         for kernel in kernels
     )
     # Apple's files all carry an identifier; this one follows from what is in the file.
     digest = hashlib.sha256(b"".join(function.sha256 for function in functions))
-    library = Metallib(functions, air_metadata.OS_VERSION, uuid=digest.digest()[:16])
+    (architecture,) = {kernel.signature.architecture for kernel in kernels}
+    library = Metallib(
+        functions,
+        architecture.os,
+        format_patch=architecture.container_patch,
+        uuid=digest.digest()[:16],
+    )
     return library.to_bytes()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from block32.lowering.apple.atoms import OPERAND_TYPES, SimdgroupAtom
+from block32.lowering.apple.architecture import M5, Architecture
+from block32.lowering.apple.atoms import OPERAND_TYPES, SimdgroupAtom, SmallAtom, decoded_types
 from block32.lowering.apple.signature import BufferParameter, KernelError
 from block32.lowering.common.epilogue import ACTIVATIONS
 from block32.lowering.problem import BLOCK_K, Epilogue, Grouping, ceil_div
@@ -40,6 +41,7 @@ class Matmul:
         grouping: rows of x are grouped by expert, w is [experts, N, K]; None for one w.
         expert_scale: the result is multiplied by an f32 of the expert (grouped only).
         epilogue: what is done to the f32 accumulator before the store.
+        architecture: the GPUs that the kernel is for.
 
     Raises:
         KernelError: a type, extent or combination that has no kernel here.
@@ -58,6 +60,7 @@ class Matmul:
     grouping: Grouping | None = None
     expert_scale: bool = False
     epilogue: Epilogue = dataclasses.field(default_factory=Epilogue)
+    architecture: Architecture = M5
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -73,6 +76,11 @@ class Matmul:
             raise KernelError("x has block scales but w has none; expected scales on w too")
         if self.grouping and not (self.grouping.experts >= 1 <= self.grouping.groups):
             raise KernelError("a grouped matmul without experts or groups has nothing to compute")
+        if not self.architecture.multiplies_fp8 and (self.lhs_transposed or self.rhs_transposed):
+            raise KernelError(
+                f"{self.architecture.name} has no kernels for transposed operands; "
+                "expected x [M, K] and w [N, K]"
+            )
         if self.grouping and (self.lhs_transposed or self.rhs_transposed):
             raise KernelError("grouped operands are [rows, K] and [experts, N, K], not transposed")
         if self.expert_scale and not self.grouping:
@@ -105,7 +113,9 @@ class Matmul:
     @property
     def atom(self) -> SimdgroupAtom:
         """The matrix instruction of these operand types."""
-        return SimdgroupAtom(self.lhs, self.rhs)
+        if self.architecture.multiplies_fp8:
+            return SimdgroupAtom(self.lhs, self.rhs)
+        return SmallAtom(*decoded_types(self.lhs, self.rhs))
 
     @property
     def is_scaled(self) -> bool:

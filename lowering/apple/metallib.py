@@ -46,7 +46,7 @@ class FunctionKind(IntEnum):
     KERNEL = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Version:
     """A major and minor number, as the VERS tag and the header carry them."""
 

@@ -11,18 +11,21 @@ import dataclasses
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.apple import dense, gemv
+from block32.lowering.apple.architecture import M5, Architecture
 from block32.lowering.apple.matmul import Matmul
-from block32.lowering.apple.simdgroup_tile import STEP
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
-TILED = KernelTier(
-    form="tiled", tile=(dense.TILE, dense.TILE, BLOCK_K), mma=(STEP, STEP, STEP), warps=4
-)
-GROUPED = dataclasses.replace(TILED, form="grouped")
 GEMV = KernelTier(form="gemv", tile=(1, gemv.COLUMNS, gemv.CHUNK), warps=gemv.COLUMNS)
 
 
-def matmul_of(problem: ScaledMatmul) -> Matmul:
+def tiled(architecture: Architecture, form: str = "tiled") -> KernelTier:
+    """The tier of 64x64 tiles: the form, or the one for groups of rows."""
+    size = architecture.matrix
+    tile = (dense.TILE, dense.TILE, BLOCK_K)
+    return KernelTier(form=form, tile=tile, mma=(size, size, size), warps=4)
+
+
+def matmul_of(problem: ScaledMatmul, architecture: Architecture = M5) -> Matmul:
     """The kernel's view of a problem.
 
     Raises:
@@ -39,28 +42,33 @@ def matmul_of(problem: ScaledMatmul) -> Matmul:
         rhs_block=problem.rhs_block,
         grouping=problem.grouping,
         epilogue=problem.epilogue,
+        architecture=architecture,
     )
 
 
-def tiers(problem: ScaledMatmul) -> tuple[KernelTier, ...]:
+def tiers(problem: ScaledMatmul, architecture: Architecture = M5) -> tuple[KernelTier, ...]:
     """The tiers for a problem that `matmul_of` accepts.
 
     One row uses a sixteenth of a matrix instruction, and is bound by reading w: a simdgroup a
     column reads it in long runs. Where N is above K there are too many columns for that to pay.
     """
     if problem.grouping:
-        return (GROUPED,)
+        return (tiled(architecture, "grouped"),)
     serves_one_row = problem.n <= problem.k and problem.m in (None, 1)
     if not serves_one_row:
-        return (TILED,)
+        return (tiled(architecture),)
     if problem.m == 1:
         return (GEMV,)
-    return (dataclasses.replace(GEMV, max_m=1), TILED)
+    return (dataclasses.replace(GEMV, max_m=1), tiled(architecture))
 
 
-def mismatch(tier: KernelTier, problem: ScaledMatmul) -> str | None:
+def mismatch(
+    tier: KernelTier, problem: ScaledMatmul, architecture: Architecture = M5
+) -> str | None:
     """Why a tier that a user wrote cannot be used, or None. Left-out fields are defaults."""
-    forms = (GROUPED,) if problem.grouping else (TILED, GEMV)
+    forms = (tiled(architecture), GEMV)
+    if problem.grouping:
+        forms = (tiled(architecture, "grouped"),)
     known = {form.form: form for form in forms}
     if tier.form not in known:
         what = "groups of rows" if problem.grouping else "one weight"

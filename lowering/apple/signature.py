@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from block32.lowering.apple.architecture import M5, Architecture
+
 #: Metal buffer indices that IREE's runtime binds.
 ARGUMENT_BUFFER_INDEX = 0
 PUSH_CONSTANT_BUFFER_INDEX = 3
@@ -65,6 +67,7 @@ class KernelSignature:
         buffers: the bindings, in binding order.
         constants: number of push constants.
         threads: threads in a threadgroup, as (x, y, z).
+        architecture: the GPUs that the kernel is for.
 
     Raises:
         KernelError: more than 16 bindings or 64 push constants, or an unknown element type.
@@ -74,6 +77,7 @@ class KernelSignature:
     buffers: tuple[BufferParameter, ...]
     constants: int = 0
     threads: tuple[int, int, int] = (128, 1, 1)
+    architecture: Architecture = M5
 
     def __post_init__(self) -> None:
         if len(self.buffers) > MAX_BINDINGS:

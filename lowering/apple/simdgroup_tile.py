@@ -1,145 +1,30 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The 32x32 tile of one simdgroup: 2x2 matrix instructions, operands straight from device memory.
+"""The 32x32 tile of one simdgroup: which matrix instructions compute it, and storing it.
 
-Every lane keeps the addresses of its runs and steps them along K. Rows beyond the matrix are not
-masked: their addresses are clamped to the last row, once, before the loop; what they compute is
-never stored. So one loop serves interior and edge tiles, and never reads out of bounds. Only K
-needs a mask, in the last step, where both operands are filled with zeros.
-
-An operand stored with K along the rows has its runs across the clamped axis; an edge tile then
-loads element by element, and interior tiles have a loop of their own.
+2x2 instructions of 16x16x16, or 4x4 of 8x8x8, an accumulator each. How a lane comes by its operands
+is `operand_tiles` and `small_operand_tiles`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith
+from iree.compiler.dialects import vector
 
 from block32.lowering.apple import block_scaled, builder
-from block32.lowering.apple.atoms import SimdgroupAtom
-from block32.lowering.apple.builder import AirKernel, Int, Pointer, Word, choose, less, wide
-from block32.lowering.apple.epilogue import run_alignment, store_run, store_zeros
+from block32.lowering.apple.atoms import SmallAtom
+from block32.lowering.apple.builder import AirKernel, Int, Pointer, Word, less, wide
+from block32.lowering.apple.epilogue import store_run, store_zeros
 from block32.lowering.apple.matmul import Matmul
-from block32.lowering.apple.tile_scales import WORD, Scales, TileScales
+from block32.lowering.apple.operand_tiles import Operand, OperandTiles, clamp
+from block32.lowering.apple.small_operand_tiles import SmallOperandTiles
+from block32.lowering.apple.tile_scales import Scales, TileScales
 from block32.lowering.problem import BLOCK_K, ceil_div
 
-#: Rows and columns of y that one simdgroup owns, and instructions along each.
+#: Rows and columns of y that one simdgroup owns.
 SIMDGROUP_TILE = 32
-ATOMS = 2
-
-#: Depth of one matrix instruction.
-STEP = 16
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A matrix of which a simdgroup needs 32 rows, seen along K.
-
-    Attributes:
-        base: its first element.
-        rows: how many rows it has, at least 1.
-        k: its extent along K.
-        transposed: it is stored [K, rows]; then ``rows`` is also its memory stride.
-    """
-
-    base: Pointer
-    rows: Int
-    k: int
-    transposed: bool = False
-
-
-def clamp(index: Int, count: Int) -> Int:
-    """``index``, or the last valid one where it lies beyond."""
-    if isinstance(index, int) and isinstance(count, int):
-        return min(index, count - 1)
-    return choose(less(index, count), index, count - 1)
-
-
-class OperandTiles:
-    """A lane's addresses of one operand for the two atom tiles of its simdgroup."""
-
-    def __init__(
-        self, operand: Operand, atom: SimdgroupAtom, first: Word, lane: Word, clamped: bool = True
-    ):
-        """Computes the addresses; ``first`` is the simdgroup's first row.
-
-        ``clamped`` says that the tile may reach beyond the operand.
-        """
-        self.operand = operand
-        self.atom = atom
-        self.clamped = clamped
-        self.row = atom.first_row(lane)
-        self.column = atom.first_column(lane)
-        self.starts = [first + tile * atom.size for tile in range(ATOMS)]
-        self.pointers = [self._tile_pointers(start) for start in self.starts]
-
-    def _tile_pointers(self, start: Word) -> list[Pointer]:
-        """Address of each run of a tile at K = 0."""
-        operand, atom = self.operand, self.atom
-        pointers: list[Pointer] = []
-        for run in range(atom.slots // atom.run):
-            row = self.row + run * atom.run_rows
-            if operand.transposed:
-                offset = wide(row) * wide(operand.rows) + wide(start + self.column)
-            else:
-                index = start + row
-                if self.clamped:
-                    index = clamp(index, operand.rows)
-                offset = wide(index) * operand.k + wide(self.column)
-            pointers.append(operand.base.at(offset))
-        return pointers
-
-    def load(self, k: Int, offset: int = 0, count: int = STEP) -> list[ir.Value]:
-        """The two tiles at ``k + offset``, of which ``count`` columns lie inside K.
-
-        Zeros take the place of what lies beyond. The offset goes into the addresses as it is.
-        """
-        if count < self.atom.size:
-            return [self._masked_tile(tile, k + offset, count) for tile in range(ATOMS)]
-        return [self._tile(tile, k, offset) for tile in range(ATOMS)]
-
-    def _tile(self, tile: int, k: Int, offset: int) -> ir.Value:
-        if self.operand.transposed and self.clamped:
-            return self._masked_tile(tile, k + offset, self.atom.size)
-        alignment = 0
-        if not self.operand.transposed:
-            alignment = run_alignment(self.operand.k, self.operand.base.element, self.atom.run)
-        steps = self._along_k(k), self._along_k(offset)
-        runs = [
-            pointer.at(steps[0]).at(steps[1]).load(self.atom.run, alignment or None)
-            for pointer in self.pointers[tile]
-        ]
-        return builder.concatenate(*runs)
-
-    def _along_k(self, k: Int) -> Int:
-        """Distance in elements from K = 0 to ``k``."""
-        return wide(k) * wide(self.operand.rows) if self.operand.transposed else k
-
-    def _masked_tile(self, tile: int, k: Int, count: int) -> ir.Value:
-        """Loads element by element, from clamped addresses; what lies outside K becomes zero."""
-        atom, operand = self.atom, self.operand
-        zero = builder.zero(builder.element_type(operand.base.element))
-        elements: list[ir.Value] = []
-        for slot in range(atom.slots):
-            row = self.row + atom.run_rows * (slot // atom.run)
-            column = self.column + slot % atom.run
-            depth, across = (row, column) if operand.transposed else (column, row)
-            inner = clamp(depth, count)
-            outer = clamp(self.starts[tile] + across, operand.rows)
-            stride = operand.rows if operand.transposed else operand.k
-            memory_row, memory_column = (
-                (inner + k, outer) if operand.transposed else (outer, inner + k)
-            )
-            offset = wide(memory_row) * wide(stride) + wide(memory_column)
-            value = operand.base.at(offset).load()
-            if count < atom.size:
-                value = arith.select(less(depth, count), value, zero)
-            elements.append(value)
-        return builder.from_elements(elements)
 
 
 class SimdgroupTile:
@@ -157,6 +42,7 @@ class SimdgroupTile:
         self.kernel = kernel
         self.matmul = matmul
         self.atom = matmul.atom
+        self.tiles = SIMDGROUP_TILE // self.atom.size
         self.lhs = lhs
         self.rhs = rhs
         self.m0, self.n0 = origin
@@ -179,53 +65,75 @@ class SimdgroupTile:
 
     def accumulate(self, clamped: bool) -> list[ir.Value]:
         """The four accumulators after all of K, (m, n) with n fastest."""
-        lane = self.kernel.lane
-        a = OperandTiles(self.lhs, self.atom, self.m0, lane, clamped)
-        b = OperandTiles(self.rhs, self.atom, self.n0, lane, clamped)
-        zeros = [builder.zero(self._accumulator_type())] * (ATOMS * ATOMS)
+        a = self._operand_tiles(self.lhs, self.m0, clamped, is_lhs=True)
+        b = self._operand_tiles(self.rhs, self.n0, clamped, is_lhs=False)
         if self.scales is None:
-            return self._accumulate_plain(a, b, zeros)
-        return self._accumulate_scaled(a, b, zeros, self.scales)
+            return self._accumulate_plain(a, b)
+        return self._accumulate_scaled(a, b, self.scales)
 
-    def _accumulator_type(self) -> ir.Type:
-        return builder.vector_type(self.atom.slots, builder.f32())
+    def _operand_tiles(
+        self, operand: Operand, first: Word, clamped: bool, is_lhs: bool
+    ) -> OperandTiles | SmallOperandTiles:
+        lane = self.kernel.lane
+        if isinstance(self.atom, SmallAtom):
+            element = self.matmul.lhs if is_lhs else self.matmul.rhs
+            return SmallOperandTiles(operand, self.atom, element, first, lane, is_lhs)
+        return OperandTiles(operand, self.atom, first, lane, clamped)
+
+    def _zeros(self, elements: int) -> list[ir.Value]:
+        """An accumulator of zeros for every tile."""
+        zero = builder.zero(builder.vector_type(elements, builder.f32()))
+        return [zero] * (self.tiles * self.tiles)
 
     def _multiply(
-        self, a: list[ir.Value], b: list[ir.Value], accumulators: list[ir.Value]
+        self,
+        a: list[list[ir.Value]],
+        b: list[list[ir.Value]],
+        accumulators: list[ir.Value],
     ) -> list[ir.Value]:
-        """One step: every tile of x with every tile of w."""
-        # A's tile is read as [m, k]. B's is wanted as [k, n], and w's rows run along n.
-        flags = [
-            builder.as_value(int(flag), builder.i1())
-            for flag in (self.lhs.transposed, not self.rhs.transposed)
-        ]
-        result: list[ir.Value] = []
-        for index, accumulator in enumerate(accumulators):
-            m, n = divmod(index, ATOMS)
-            operands = [a[m], flags[0], b[n], flags[1], accumulator]
-            result.append(self.kernel.call(self.atom.intrinsic, accumulator.type, operands))
-        return result
+        """One step: every tile of x with every tile of w, as often as the step is deep."""
+        for lhs, rhs in zip(a, b, strict=True):
+            accumulators = [
+                self._instruction(lhs[index // self.tiles], rhs[index % self.tiles], accumulator)
+                for index, accumulator in enumerate(accumulators)
+            ]
+        return accumulators
+
+    def _instruction(self, a: ir.Value, b: ir.Value, accumulator: ir.Value) -> ir.Value:
+        operands = [a, b, accumulator]
+        if not isinstance(self.atom, SmallAtom):
+            # A's tile is read as [m, k]. B's is wanted as [k, n], and w's rows run along n.
+            flags = [
+                builder.as_value(int(flag), builder.i1())
+                for flag in (self.lhs.transposed, not self.rhs.transposed)
+            ]
+            operands = [a, flags[0], b, flags[1], accumulator]
+        return self.kernel.call(self.atom.intrinsic, accumulator.type, operands)
 
     def _accumulate_plain(
-        self, a: OperandTiles, b: OperandTiles, zeros: list[ir.Value]
+        self, a: OperandTiles | SmallOperandTiles, b: OperandTiles | SmallOperandTiles
     ) -> list[ir.Value]:
         k = self.matmul.k
-        full = k - k % STEP
+        full = k - k % a.step
 
         def step(at: Word, accumulators: list[ir.Value]) -> list[ir.Value]:
             return self._multiply(a.load(at), b.load(at), accumulators)
 
-        accumulators = builder.loop(0, full, STEP, zeros, step)
+        zeros = self._zeros(self.atom.lane_elements)
+        accumulators = builder.loop(0, full, a.step, zeros, step)
         if k > full:
             tiles = a.load(full, 0, k - full), b.load(full, 0, k - full)
             accumulators = self._multiply(*tiles, accumulators)
         return accumulators
 
     def _accumulate_scaled(
-        self, a: OperandTiles, b: OperandTiles, zeros: list[ir.Value], scales: Scales
+        self,
+        a: OperandTiles | SmallOperandTiles,
+        b: OperandTiles | SmallOperandTiles,
+        scales: Scales,
     ) -> list[ir.Value]:
-        """Blocks of 32 K, each summed from zero and then scaled; four of them in a loop's step."""
-        k, group = self.matmul.k, WORD * BLOCK_K
+        """Blocks of 32 K, each summed from zero and then scaled."""
+        k, group = self.matmul.k, self.matmul.architecture.blocks * BLOCK_K
         full = k - k % group
         rows = self._scale_rows(a, b, scales)
 
@@ -233,25 +141,40 @@ class SimdgroupTile:
             block = at // BLOCK_K if isinstance(at, int) else at >> (BLOCK_K.bit_length() - 1)
             factors = rows.load(block, ceil_div(depth, BLOCK_K))
             for first in range(0, depth, BLOCK_K):
-                products = zeros
-                for offset in range(first, min(first + BLOCK_K, depth), STEP):
-                    count = min(STEP, depth - offset)
+                products = self._zeros(self.atom.lane_elements)
+                for offset in range(first, min(first + BLOCK_K, depth), a.step):
+                    count = min(a.step, depth - offset)
                     tiles = a.load(at, offset, count), b.load(at, offset, count)
                     products = self._multiply(*tiles, products)
                 accumulators = [
-                    block_scaled.add_scaled(*terms)
-                    for terms in zip(
+                    block_scaled.add_scaled(accumulator, self._own(product), factor)
+                    for accumulator, product, factor in zip(
                         accumulators, products, factors.at(first // BLOCK_K), strict=True
                     )
                 ]
             return accumulators
 
         accumulators = builder.loop(
-            0, full, group, zeros, lambda at, values: add_blocks(at, group, values)
+            0,
+            full,
+            group,
+            self._zeros(self.atom.slots),
+            lambda at, values: add_blocks(at, group, values),
         )
         return add_blocks(full, k - full, accumulators) if k > full else accumulators
 
-    def _scale_rows(self, a: OperandTiles, b: OperandTiles, scales: Scales) -> TileScales:
+    def _own(self, accumulator: ir.Value) -> ir.Value:
+        """The elements of an accumulator that are the lane's."""
+        if self.atom.lane_elements == self.atom.slots:
+            return accumulator
+        return vector.shuffle(accumulator, accumulator, list(range(self.atom.slots)))
+
+    def _scale_rows(
+        self,
+        a: OperandTiles | SmallOperandTiles,
+        b: OperandTiles | SmallOperandTiles,
+        scales: Scales,
+    ) -> TileScales:
         """The addresses of this lane's scale bytes; rows beyond the matrix are clamped."""
         atom, matmul = self.atom, self.matmul
 
@@ -269,7 +192,7 @@ class SimdgroupTile:
         else:
             indices = [start + b.column + i for start in b.starts for i in range(atom.run)]
         rhs = [row(scales.rhs, index, matmul.rhs_scale_rows) for index in indices]
-        return TileScales(matmul, lhs, rhs, (ATOMS, ATOMS))
+        return TileScales(matmul, lhs, rhs, (self.tiles, self.tiles))
 
     def store(
         self, accumulators: list[ir.Value], row0: Int = 0, expert: Word | None = None
@@ -321,8 +244,8 @@ class SimdgroupTile:
                 lambda: singly(index, slot, row, column),
             )
 
-        for index in range(ATOMS * ATOMS):
-            m, n_tile = divmod(index, ATOMS)
+        for index in range(self.tiles * self.tiles):
+            m, n_tile = divmod(index, self.tiles)
             column = self.n0 + n_tile * atom.size + atom.first_column(lane)
             for first in range(0, atom.slots, run):
                 row = self.m0 + (m * atom.size + atom.run_rows * (first // run))

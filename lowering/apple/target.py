@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The ``apple-m5`` target: fp8 matrix instructions of the M5 family, on IREE's Metal device."""
+"""Apple GPUs on IREE's Metal device: ``apple-m5`` multiplies fp8, ``apple-m1`` decodes it first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from iree.compiler import ir
 from block32.dialects.diagnostics import DiagnosticError
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.apple import dense, gemv, grouped, install, library, select
+from block32.lowering.apple.architecture import M1, M5, Architecture
 from block32.lowering.apple.executable import ExecutableError
 from block32.lowering.apple.llvm14 import LlvmError
 from block32.lowering.apple.program import stub_translation_info
@@ -26,10 +27,10 @@ from block32.lowering.target import (
 )
 
 
-class AppleM5Target(Target):
-    """Macs whose GPU has 16x16x16 simdgroup matrices: the M5 family, macOS 26."""
+class AppleTarget(Target):
+    """Macs of one architecture."""
 
-    name = "apple-m5"
+    architecture: Architecture
     # Whether Metal takes a grid of zero threadgroups has not been tried on a device.
     guards_empty = True
     finishes_binaries = True
@@ -58,10 +59,10 @@ class AppleM5Target(Target):
         """A GEMV for one row where w is not wide, 64x64 tiles otherwise, also of groups."""
         del facts
         try:
-            select.matmul_of(problem)
+            select.matmul_of(problem, self.architecture)
         except KernelError as error:
             return Selection(None, str(error))
-        tiers = select.tiers(problem)
+        tiers = select.tiers(problem, self.architecture)
         forms = " then ".join(tier.form for tier in tiers)
         return Selection(KernelConfig(self.name, tiers), f"{forms}, simdgroup matrices in AIR")
 
@@ -69,10 +70,10 @@ class AppleM5Target(Target):
         """Only the forms and tiles of `select` exist."""
         del facts
         try:
-            select.matmul_of(problem)
+            select.matmul_of(problem, self.architecture)
         except KernelError as error:
             return str(error)
-        return select.mismatch(tier, problem)
+        return select.mismatch(tier, problem, self.architecture)
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
         """One launch; it leaves rows of no group in the result as they are."""
@@ -86,7 +87,7 @@ class AppleM5Target(Target):
         """A padded Z-order grid in one dimension, one simdgroup a column, or slots for groups."""
         del launch
         if tier.form == "grouped":
-            return grouped.grid(select.matmul_of(problem), m)
+            return grouped.grid(select.matmul_of(problem, self.architecture), m)
         if tier.form == "gemv":
             return ceil_div(problem.n, gemv.COLUMNS) * m, 1, 1
         tiles_m, tiles_n = ceil_div(m, dense.TILE), ceil_div(problem.n, dense.TILE)
@@ -111,7 +112,9 @@ class AppleM5Target(Target):
         function = ir.InsertionPoint.current.block.owner.operation
         name = ir.StringAttr(function.attributes["sym_name"]).value
         try:
-            compiled = library.compile_matmul(select.matmul_of(problem), tier.form, name)
+            compiled = library.compile_matmul(
+                select.matmul_of(problem, self.architecture), tier.form, name
+            )
         except (KernelError, LlvmError) as error:
             raise DiagnosticError(self.name, str(error)) from error
         install.attach(function, compiled)
@@ -127,3 +130,17 @@ class AppleM5Target(Target):
                 install.install(module.operation)
             except ExecutableError as error:
                 raise DiagnosticError(self.name, str(error)) from error
+
+
+class AppleM5Target(AppleTarget):
+    """Macs whose GPU has 16x16x16 simdgroup matrices with fp8 operands: the M5 family, macOS 26."""
+
+    name = M5.name
+    architecture = M5
+
+
+class AppleM1Target(AppleTarget):
+    """Macs whose GPU has 8x8 simdgroup matrices: M1 to M4, macOS 14."""
+
+    name = M1.name
+    architecture = M1

@@ -122,11 +122,11 @@ class BlockScales:
     def _rows_of_tile(self, tile: int, block: int) -> Factors:
         """A row's factor in each of its slots."""
         runs, run = self.atom.slots // self.atom.run, self.atom.run
-        first, second = self.rows[runs * tile : runs * (tile + 1)]
-        mask = [block] * run + [self.length + block] * run
+        rows = self.rows[runs * tile : runs * (tile + 1)]
+        mask = [self.length * row + block for row in range(runs) for _ in range(run)]
         return Factors(
-            vector.shuffle(first.first, second.first, mask),
-            vector.shuffle(first.second, second.second, mask),
+            vector.shuffle(rows[0].first, rows[-1].first, mask),
+            vector.shuffle(rows[0].second, rows[-1].second, mask),
         )
 
     def _same_everywhere(self, uniform: Factors, block: int) -> Factors:

@@ -240,6 +240,11 @@ class _HostFrame:
         predicate = ir.IntegerAttr(op.attributes["predicate"]).value
         return int((a == b, a != b, a < b, a <= b, a > b, a >= b)[_unsigned(predicate)])
 
+    def require(self, op: ir.Operation, operands: list[Any]) -> None:
+        """cf.assert: a call that fails on a device fails here, with its message."""
+        if not operands[0]:
+            raise AbiError(ir.StringAttr(op.attributes["msg"]).value)
+
     def select(self, op: ir.Operation, operands: list[Any]) -> Any:
         """arith.select."""
         return operands[1] if operands[0] else operands[2]
@@ -345,6 +350,7 @@ _HANDLERS: dict[str, Callable[[_HostFrame, ir.Operation, list[Any]], Any]] = {
     "util.global.load": _HostFrame.load_global,
     "arith.cmpi": _HostFrame.compare,
     "arith.select": _HostFrame.select,
+    "cf.assert": _HostFrame.require,
     "hal.buffer_view.dim": _HostFrame.dimension,
     "hal.buffer_view.assert": _HostFrame.check_view,
     "hal.buffer_view.buffer": _HostFrame.buffer,

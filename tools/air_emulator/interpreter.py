@@ -59,7 +59,9 @@ class Collective:
         frame.registers[self.result] = result
 
     def _is_constant(self, position: int) -> bool:
-        return position in (1, 3) if "matrix" in self.callee else position == 1
+        if "matrix" in self.callee:
+            return "16x16x16" in self.callee and position in (1, 3)
+        return position == 1
 
 
 @dataclass(frozen=True)

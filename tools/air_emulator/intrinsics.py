@@ -23,6 +23,19 @@ _SLOTS = 8
 _TILE = 16
 
 
+_SMALL_TILE = 8
+
+
+def _small_lane_layout() -> np.ndarray:
+    """For each (row, column) of an 8x8 tile in row-major order, 2 * lane + slot."""
+    lane, slot = np.divmod(np.arange(2 * SIMDGROUP_SIZE), 2)
+    row = lane // 2 % 4 + 4 * (lane // 16)
+    column = 2 * (lane % 2) + 4 * (lane // 8 % 2) + slot
+    where = np.empty(_SMALL_TILE * _SMALL_TILE, np.int64)
+    where[row * _SMALL_TILE + column] = np.arange(where.size)
+    return where
+
+
 def _lane_layout() -> np.ndarray:
     """For each (row, column) of the tile in row-major order, 8 * lane + slot."""
     lane, slot = np.divmod(np.arange(SIMDGROUP_SIZE * _SLOTS), _SLOTS)
@@ -36,6 +49,8 @@ def _lane_layout() -> np.ndarray:
 
 _TO_TILE = _lane_layout()
 _TO_LANES = np.argsort(_TO_TILE)
+_SMALL_TO_TILE = _small_lane_layout()
+_SMALL_TO_LANES = np.argsort(_SMALL_TO_TILE)
 
 _CODES = np.arange(256, dtype=np.uint8)
 _DECODE = {
@@ -67,6 +82,21 @@ def _matrix_multiply(lhs_type: str, rhs_type: str) -> Callable[..., np.ndarray]:
         return flush(result.reshape(-1, _TILE * _TILE)[:, _TO_LANES].reshape(-1, _SLOTS))
 
     return multiply
+
+
+def _small_multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """The 8x8 form: of a lane's 64 elements the first two are its own, the others nothing."""
+
+    def tiles(lanes: np.ndarray) -> np.ndarray:
+        own = flush(lanes[:, :2].astype(np.float32)).reshape(-1, 2 * SIMDGROUP_SIZE)
+        return own[:, _SMALL_TO_TILE].reshape(-1, _SMALL_TILE, _SMALL_TILE)
+
+    with np.errstate(all="ignore"):
+        result = np.matmul(tiles(a), tiles(b)) + tiles(c)
+    own = flush(result.reshape(-1, _SMALL_TILE * _SMALL_TILE)[:, _SMALL_TO_LANES].reshape(-1, 2))
+    lanes = np.full((len(own), _SMALL_TILE * _SMALL_TILE), np.nan, np.float32)
+    lanes[:, :2] = own
+    return lanes
 
 
 def _shuffle_xor(value: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -105,9 +135,17 @@ _MATRIX = re.compile(
 )
 
 
+_SMALL_MATRIX = re.compile(
+    r"air\.simdgroup_matrix_8x8_multiply_accumulate\."
+    r"v64f32\.v64(f16|bf16|f32)\.v64(f16|bf16|f32)\.v64f32$"
+)
+
+
 def simdgroup_function(name: str) -> Callable[..., np.ndarray] | None:
     """What a simdgroup function computes, or None where ``name`` is no such function."""
     if name == "air.simd_shuffle_xor.f32":
         return _shuffle_xor
+    if _SMALL_MATRIX.match(name):
+        return _small_multiply
     match = _MATRIX.match(name)
     return _matrix_multiply(match[1], match[2]) if match else None

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from block32.lowering.apple.matmul import Matmul
 from block32.tools.air_emulator.dispatch import Binding, Kernel
 from block32.tools.apple_cases import (
     Case,
+    Operands,
     check,
     compiled,
     execute,
@@ -131,4 +134,53 @@ def test_static_rows_need_no_push_constant() -> None:
     bindings = [Binding(operands.arrays[name]) for name in ("lhs", "rhs")]
     kernel = Kernel(compiled_kernel.bitcode, "kernel")
     kernel.dispatch([*bindings, Binding(y, output=True)], grid(case))
+    check(y, operands)
+
+
+MXFP8: dict[str, Any] = {"lhs": "f8E4M3FN", "lhs_scaled": True, "rhs_block": (32, 32)}
+W8A16: dict[str, Any] = {"rhs_block": (32, 32)}
+
+
+@pytest.mark.parametrize("fields", [{}, W8A16, MXFP8], ids=["plain", "w8a16", "mxfp8"])
+@pytest.mark.parametrize("n", [5, 7, 8, 12, 16])
+def test_one_row_and_few_columns(n: int, fields: dict[str, Any]) -> None:
+    """Both forms, on the same operands: neither reads nor writes beyond a narrow weight."""
+    results = [run(Case(Matmul(n=n, k=512, **fields), form, 1)) for form in ("gemv", "tiled")]
+    for operands, y in results:
+        check(y, operands)
+    (operands, vector), (_, tiled) = results
+    assert np.abs(vector - tiled).max() <= 1e-5 * operands.peak
+
+
+@pytest.mark.parametrize("fields", [W8A16, MXFP8], ids=["w8a16", "mxfp8"])
+def test_many_rows_agree_with_the_first_of_them_alone(fields: dict[str, Any]) -> None:
+    """M = 50 by tiles, M = 1 by the GEMV, on one weight with K that is no multiple of 32."""
+    matmul = Matmul(n=128, k=1040, **fields)
+    many = random_operands(Case(matmul, "tiled", 50))
+    y = execute(compiled(many.case), many)
+    check(y, many)
+    rows = {"lhs": 1, "lhs_scale": 1}
+    arrays = {name: array[: rows.get(name, len(array))] for name, array in many.arrays.items()}
+    one = Operands(Case(matmul, "gemv", 1), arrays, many.x[:1], many.w)
+    alone = execute(compiled(one.case), one)
+    check(alone, one)
+    assert np.abs(alone - y[:1]).max() <= 1e-5 * one.peak
+
+
+@pytest.mark.parametrize("fields", [{}, MXFP8], ids=["plain", "mxfp8"])
+@pytest.mark.parametrize("n", [32, 96])
+@pytest.mark.parametrize("m", [1, 16, 50])
+def test_a_weight_narrower_than_the_tiles_fills_y(m: int, n: int, fields: dict[str, Any]) -> None:
+    """y is poisoned first: every element is written, and once (twice is a race)."""
+    operands, y = run(Case(Matmul(n=n, k=160, **fields), "tiled", m), seed=n)
+    assert not np.isnan(y).any()
+    check(y, operands)
+
+
+@pytest.mark.parametrize("m", [1, 3, 8, 33, 129])
+@pytest.mark.parametrize(("n", "k"), [(97, 161), (33, 97), (31, 33), (1, 31), (130, 130)])
+@pytest.mark.parametrize("rows", [1, 32])
+def test_block_scales_of_ragged_shapes(m: int, n: int, k: int, rows: int) -> None:
+    matmul = Matmul(n=n, k=k, lhs="f8E4M3FN", lhs_scaled=True, rhs_block=(rows, 32))
+    operands, y = run(Case(matmul, "tiled", m))
     check(y, operands)

@@ -31,6 +31,7 @@ from block32.lowering.problem import Grouping, ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
 from block32.tools.air_emulator.dispatch import Binding
+from block32.tools.air_emulator.faults import AbiError
 from block32.tools.air_emulator.host import HostProgram
 from block32.tools.air_emulator.vmfb import load_kernels
 from block32.tools.apple_cases import FLOATS, Case, compiled
@@ -158,6 +159,16 @@ def test_a_model(name: str, margin: int) -> None:
     assert dispatched.grid[1] == len(arrays["lhs"]) // 64 + len(tokens)
     for key, array in arrays.items():
         np.testing.assert_array_equal(array.view(np.uint8), before[key].view(np.uint8))
+
+
+def test_rows_that_disagree_are_named_before_anything_is_launched() -> None:
+    problem, tokens, experts = CASES["out of order, mxfp8"]
+    arrays = _operands(problem, [0, *map(int, np.cumsum(tokens))], experts, 10)
+    arrays["lhs_scale"] = arrays["lhs_scale"][:-1]
+    program = _program(problem)
+    with pytest.raises(AbiError, match="to have the same number of rows"):
+        _call(program, arrays)
+    assert program.dispatched == []
 
 
 def test_no_rows_are_no_launch() -> None:

@@ -16,14 +16,23 @@ import numpy.typing as npt
 import pytest
 from iree.compiler import ir
 
-from block32.lowering.apple import builder, dense, grouped, llvm14, morton, simdgroup_tile
+from block32.lowering.apple import (
+    builder,
+    dense,
+    grouped,
+    llvm14,
+    morton,
+    operand_tiles,
+    simdgroup_tile,
+)
 from block32.lowering.apple.air_math import expand_math
 from block32.lowering.apple.air_printer import print_air
 from block32.lowering.apple.atoms import SimdgroupAtom
 from block32.lowering.apple.builder import Int, Pointer, Word, declare_callees
 from block32.lowering.apple.matmul import Matmul
+from block32.lowering.apple.operand_tiles import OperandTiles
 from block32.lowering.apple.signature import BufferParameter
-from block32.lowering.apple.simdgroup_tile import OperandTiles, SimdgroupTile
+from block32.lowering.apple.simdgroup_tile import SimdgroupTile
 from block32.lowering.apple.tile_scales import BlockScales
 from block32.runtime import reference
 from block32.tools.air_emulator.dispatch import Kernel
@@ -154,14 +163,14 @@ def test_both_transpose_flags() -> None:
 
 
 def test_clamp_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simdgroup_tile, "clamp", lambda index, count: index)
+    monkeypatch.setattr(operand_tiles, "clamp", lambda index, count: index)
     with pytest.raises(OutOfBoundsError, match=r"of buffer lhs, which has 4000"):
         execute(compiled(EDGES), random_operands(EDGES))
 
 
 def test_clamp_by_one_row_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = simdgroup_tile.clamp
-    monkeypatch.setattr(simdgroup_tile, "clamp", lambda index, count: right(index, count + 1))
+    right = operand_tiles.clamp
+    monkeypatch.setattr(operand_tiles, "clamp", lambda index, count: right(index, count + 1))
     with pytest.raises(OutOfBoundsError, match=r"offset 4000 of buffer lhs, which has 4000"):
         execute(compiled(EDGES), random_operands(EDGES))
 
