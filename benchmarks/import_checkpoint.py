@@ -120,8 +120,8 @@ def main() -> int:
             work = Path(folder)
             write_checkpoint(work, size, dtype)
             copy = seconds(lambda work=work: copied(work, work / "copy"))
-            command = [sys.executable, "-m", "block32", "import", "checkpoint", str(work), "--quiet"]
-            outputs = ["-o", f"{work}/l.mlir", f"--output-params={work}/l.irpa"]
+            command = [sys.executable, "-m", "block32", "import", "checkpoint", str(work)]
+            outputs = ["-o", f"{work}/l.mlir", f"--output-params={work}/l.irpa", "--quiet"]
             took, memory = measured([*command, *outputs, *options])
         worst = max(worst, memory)
         ratio = f"{memory / bound:.0%}"

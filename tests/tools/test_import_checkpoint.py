@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ import pytest
 from block32.runtime import reference
 from block32.runtime.archive import read_index
 from block32.tools.cli import main
-from tests.checkpoints import E4M3, E8M0, RandomLayer, random_layer, save
+from tests.checkpoints import (
+    E4M3,
+    E8M0,
+    RandomLayer,
+    field,
+    random_layer,
+    save,
+    write_raw,
+)
 from tests.tools.imports import call, import_checkpoint
 
 RNG = np.random.default_rng(5)
@@ -262,6 +271,27 @@ def test_a_configuration_that_contradicts_the_tensors(
         "config.json: warning: says blocks of 128x128 but the scales of 'fc.weight' are of 32x32; "
         "the scales count"
     ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--block=auto", "--shard=rows:1/2", "--shard=columns:1/2"])
+def test_memory_is_below_the_tensor(tmp_path: Path, option: str) -> None:
+    """A weight of 64 MiB, sparse, whose parts pass through in pieces of 16 MiB."""
+    n, k = 1 << 13, 1 << 13
+    scales = n * k // 1024
+    header = {
+        "w": field("F8_E4M3", [n, k], 0, n * k),
+        "w_scale": field("U8", [n // 32, k // 32], n * k, n * k + scales),
+    }
+    path = write_raw(tmp_path / "m.safetensors", header)
+    with path.open("ab") as stream:
+        stream.truncate(path.stat().st_size + n * k + scales)
+    tracemalloc.start()
+    try:
+        assert import_checkpoint(path, tmp_path, option) == 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 56 << 20
 
 
 # A model of the user's.
