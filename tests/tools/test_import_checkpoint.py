@@ -191,6 +191,13 @@ def test_the_first_part_that_names_a_layer_counts(
     assert (layers["o"]["n"], layers["o"]["k"], layers["o"]["shard"]) == (64, 32, "columns 1 of 2")
 
 
+def test_the_only_part_is_the_whole(tmp_path: Path) -> None:
+    """A short last block of K is no matter where nothing is divided."""
+    layer = random_layer(48, 40, (32, 32))
+    imported(tmp_path, layer.tensors("fc"), "--shard=columns:0/1", "--activations=given")
+    check(tmp_path, "fc", layer)
+
+
 # Scales that are no powers of two.
 
 
@@ -242,7 +249,7 @@ def test_the_report_alone_writes_nothing(
     assert main(["import", "checkpoint", str(path), "--report", "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert "F8_E8M0 128x128" in shown and "32x32" in shown and "l.q" in shown
-    assert shown.endswith("1 block-scaled layers (39050 bytes), 0 other tensors (0 bytes)\n")
+    assert shown.endswith("block-scaled layers: 1 (39050 bytes), other tensors: 0 (0 bytes)\n")
     assert [item.name for item in tmp_path.iterdir()] == ["m.safetensors"]
 
 
@@ -253,7 +260,7 @@ def test_only_some_layers(tmp_path: Path) -> None:
         "l.0.norm": np.zeros(3, np.float32),
         "l.1.norm": np.zeros(3, np.float32),
     }
-    imported(tmp_path, tensors, "--only=l.0.*")
+    imported(tmp_path, tensors, "--only=l.0.q", "--only=l.0.norm")
     names = {"l.0.q.weight", "l.0.q.weight_scale", "l.0.norm"}
     assert set(read_index(tmp_path / "l.irpa")) == names
     assert "@l.1.q" not in (tmp_path / "l.mlir").read_text()
