@@ -134,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     shards = [Shard.parse(text) for text in arguments.shard]
     checkpoint = open_checkpoint(Path(arguments.path))
     _check_outputs(checkpoint, arguments)
+    _check_names(checkpoint.tensors.values())
     weights, others = _only(*find_weights(checkpoint), arguments.only)
     names_matching((s.pattern for s in shards), [w.layer for w in weights], "--shard")
     _warn_of_blocks(checkpoint, weights, arguments.quiet)
@@ -181,6 +182,17 @@ def _check_outputs(checkpoint: Checkpoint, arguments: argparse.Namespace) -> Non
         if path in used and not Path(path).is_char_device():
             raise DiagnosticError(output, "the output is an input or the other output, too")
         used.add(path)
+
+
+def _check_names(tensors: Iterable[StoredTensor]) -> None:
+    """IREE 3.13 writes the names of parameters into its IR without escapes."""
+    for tensor in tensors:
+        if '"' in tensor.name or "\\" in tensor.name:
+            raise DiagnosticError(
+                os.fspath(tensor.entry.path),
+                f"the tensor name '{tensor.name}' has a quote or a backslash, which a parameter "
+                "of IREE cannot have",
+            )
 
 
 def _only(

@@ -129,6 +129,24 @@ def test_names_that_may_collide(tmp_path: Path, name: str) -> None:
     check(tmp_path, name.removesuffix(".weight"), layers[name])
 
 
+@pytest.mark.parametrize("name", ["größe.0", "with space"])
+def test_names_of_other_letters(tmp_path: Path, name: str) -> None:
+    """In functions of layers, and as a parameter that a model names."""
+    layer = random_layer(96, 64, (32, 32))
+    head = RNG.standard_normal((40, 96)).astype(np.float32)
+    tensors: Tensors = {**layer.tensors(name), "head": head}
+    imported(tmp_path, tensors, "--activations=given")
+    check(tmp_path, name, layer)
+    (tmp_path / "model.mlir").write_text(MODEL.replace("up.weight", f"{name}.weight"))
+    imported(tmp_path, tensors, f"--model={tmp_path}/model.mlir")
+    assert f'"{name}.weight_scale"' in (tmp_path / "l.mlir").read_text()
+    assert set(read_index(tmp_path / "l.irpa")) == {
+        f"{name}.weight",
+        f"{name}.weight_scale",
+        "head",
+    }
+
+
 def test_nan_codes_and_nan_scales_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layer = random_layer(64, 64, (32, 32))
     layer.codes[3, 5] = 0x7F

@@ -88,6 +88,13 @@ def test_patterns_that_leave_no_layer(tmp_path: Path, capsys: Capture) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ['a"b', "back\\slash"])
+def test_names_that_iree_cannot_have(tmp_path: Path, capsys: Capture, name: str) -> None:
+    path = save(tmp_path / "m.safetensors", random_layer(32, 32, (32, 32)).tensors(name))
+    error = refused(path, tmp_path, capsys)
+    assert f"the tensor name '{name}.weight_scale_inv' has a quote or a backslash" in error
+
+
 def test_rows_that_cannot_share_a_scale(tmp_path: Path, capsys: Capture) -> None:
     path = save(tmp_path / "m.safetensors", random_layer(64, 64, (1, 32)).tensors("fc"))
     error = refused(path, tmp_path, capsys, "--block=32x32")
