@@ -62,11 +62,11 @@ def build_module(
 
 def _function_names(weights: list[ImportedWeight]) -> list[str]:
     """The layers' names; the weight's own where that is another layer's, too."""
-    names: list[str] = []
+    names: dict[str, None] = {}
     for weight in weights:
         name = weight.source.layer
-        names.append(weight.source.name if name in names else name)
-    return names
+        names[weight.source.name if name in names else name] = None
+    return list(names)
 
 
 class _Layer:

@@ -76,7 +76,7 @@ def summary(weights: Sequence[ImportedWeight], others: Sequence[StoredTensor]) -
     size = sum(weight.size for weight in weights)
     copied = sum(tensor.entry.length for tensor in others)
     return (
-        f"{len(weights)} block-scaled layers ({size} bytes), {len(others)} other tensors "
+        f"block-scaled layers: {len(weights)} ({size} bytes), other tensors: {len(others)} "
         f"({copied} bytes)"
     )
 

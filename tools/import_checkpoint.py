@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -134,6 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     shards = [Shard.parse(text) for text in arguments.shard]
     checkpoint = open_checkpoint(Path(arguments.path))
+    _check_outputs(checkpoint, arguments)
+    _check_names(checkpoint.tensors.values())
     weights, others = _only(*find_weights(checkpoint), arguments.only)
     names_matching((s.pattern for s in shards), [w.layer for w in weights], "--shard")
     _warn_of_blocks(checkpoint, weights, arguments.quiet)
@@ -166,12 +167,32 @@ def _check_options(arguments: argparse.Namespace) -> None:
             "block32 import",
             "nothing to do: expected -o and --output-params, --report or --json",
         )
-    if all(outputs) and os.path.realpath(outputs[0]) == os.path.realpath(outputs[1]):
-        raise DiagnosticError(outputs[0], "expected another file for --output-params than for -o")
     if arguments.model and arguments.activations == "given":
         raise DiagnosticError(
             "block32 import", "--activations=given is for functions of layers, without --model"
         )
+
+
+def _check_outputs(checkpoint: Checkpoint, arguments: argparse.Namespace) -> None:
+    """An output takes the place of the other one, or of what is read, by no mistake."""
+    read = {tensor.entry.path for tensor in checkpoint.tensors.values()}
+    used = {os.path.realpath(path) for path in (*read, arguments.path, arguments.model or "")}
+    for output in filter(None, (arguments.output, arguments.output_params)):
+        path = os.path.realpath(output)
+        if path in used and not Path(path).is_char_device():
+            raise DiagnosticError(output, "the output is an input or the other output, too")
+        used.add(path)
+
+
+def _check_names(tensors: Iterable[StoredTensor]) -> None:
+    """IREE 3.13 writes the names of parameters into its IR without escapes."""
+    for tensor in tensors:
+        if '"' in tensor.name or "\\" in tensor.name:
+            raise DiagnosticError(
+                os.fspath(tensor.entry.path),
+                f"the tensor name '{tensor.name}' has a quote or a backslash, which a parameter "
+                "of IREE cannot have",
+            )
 
 
 def _only(
@@ -180,11 +201,12 @@ def _only(
     """Those whose names match; all without patterns."""
     if not patterns:
         return weights, others
-    layers = names_matching(patterns, [weight.layer for weight in weights], "--only")
-    return (
-        [weight for weight in weights if weight.layer in layers],
-        [t for t in others if any(fnmatchcase(t.name, pattern) for pattern in patterns)],
-    )
+    names = [weight.layer for weight in weights] + [tensor.name for tensor in others]
+    chosen = names_matching(patterns, names, "--only")
+    layers = [weight for weight in weights if weight.layer in chosen]
+    if not layers:
+        raise DiagnosticError("--only", "the patterns leave no block-scaled layer")
+    return layers, [tensor for tensor in others if tensor.name in chosen]
 
 
 def _warn_of_blocks(checkpoint: Checkpoint, weights: list[ScaledWeight], quiet: bool) -> None:

@@ -282,9 +282,14 @@ def define_parameters(weight: QuantizedWeight) -> list[ir.Operation]:
 
 def define_parameter(symbol: str, type_: ir.Type, scope: str | None, key: str) -> ir.Operation:
     """``util.global private @symbol = #flow.parameter.named<scope::key>``."""
-    prefix = f"{json.dumps(scope)}::" if scope else ""
-    text = f"#flow.parameter.named<{prefix}{json.dumps(key)}> : {type_}"
+    prefix = f"{_quoted(scope)}::" if scope else ""
+    text = f"#flow.parameter.named<{prefix}{_quoted(key)}> : {type_}"
     return define_global(symbol, type_, ir.Attribute.parse(text))
+
+
+def _quoted(text: str) -> str:
+    """A string as MLIR reads it: other letters as they are, not as JSON escapes them."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def define_global(symbol: str, type_: ir.Type, initial: ir.Attribute) -> ir.Operation:

@@ -65,7 +65,8 @@ def _index_of(folder: Path) -> Path | None:
 
 def _read_folder(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of all shards of a folder without an index."""
-    shards = sorted(folder.glob("*.safetensors"))
+    # Hidden ones are what some systems put beside a file of a volume of theirs.
+    shards = sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("."))
     if not shards:
         raise DiagnosticError(
             os.fspath(folder), "expected .safetensors files or an index in the folder"

@@ -81,7 +81,8 @@ class Shard:
 
 
 def _slice(weight: ScaledWeight, axis: str, size: int, unit: int, shard: Shard) -> slice:
-    if size % (unit * shard.world):
+    # The one part of a whole may end with a short block, as the whole does.
+    if shard.world > 1 and size % (unit * shard.world):
         parts = f"{shard.world} equal parts" + (f" of whole blocks of {unit}" if unit > 1 else "")
         weight.refuse(f"{axis} = {size} of '{weight.name}' does not divide into {parts}")
     length = size // shard.world

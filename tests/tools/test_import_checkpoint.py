@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ import pytest
 from block32.runtime import reference
 from block32.runtime.archive import read_index
 from block32.tools.cli import main
-from tests.checkpoints import E4M3, E8M0, RandomLayer, random_layer, save
+from tests.checkpoints import (
+    E4M3,
+    E8M0,
+    RandomLayer,
+    field,
+    random_layer,
+    save,
+    write_raw,
+)
 from tests.tools.imports import call, import_checkpoint
 
 RNG = np.random.default_rng(5)
@@ -120,6 +129,24 @@ def test_names_that_may_collide(tmp_path: Path, name: str) -> None:
     check(tmp_path, name.removesuffix(".weight"), layers[name])
 
 
+@pytest.mark.parametrize("name", ["größe.0", "with space"])
+def test_names_of_other_letters(tmp_path: Path, name: str) -> None:
+    """In functions of layers, and as a parameter that a model names."""
+    layer = random_layer(96, 64, (32, 32))
+    head = RNG.standard_normal((40, 96)).astype(np.float32)
+    tensors: Tensors = {**layer.tensors(name), "head": head}
+    imported(tmp_path, tensors, "--activations=given")
+    check(tmp_path, name, layer)
+    (tmp_path / "model.mlir").write_text(MODEL.replace("up.weight", f"{name}.weight"))
+    imported(tmp_path, tensors, f"--model={tmp_path}/model.mlir")
+    assert f'"{name}.weight_scale"' in (tmp_path / "l.mlir").read_text()
+    assert set(read_index(tmp_path / "l.irpa")) == {
+        f"{name}.weight",
+        f"{name}.weight_scale",
+        "head",
+    }
+
+
 def test_nan_codes_and_nan_scales_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layer = random_layer(64, 64, (32, 32))
     layer.codes[3, 5] = 0x7F
@@ -182,6 +209,13 @@ def test_the_first_part_that_names_a_layer_counts(
     assert (layers["o"]["n"], layers["o"]["k"], layers["o"]["shard"]) == (64, 32, "columns 1 of 2")
 
 
+def test_the_only_part_is_the_whole(tmp_path: Path) -> None:
+    """A short last block of K is no matter where nothing is divided."""
+    layer = random_layer(48, 40, (32, 32))
+    imported(tmp_path, layer.tensors("fc"), "--shard=columns:0/1", "--activations=given")
+    check(tmp_path, "fc", layer)
+
+
 # Scales that are no powers of two.
 
 
@@ -233,7 +267,7 @@ def test_the_report_alone_writes_nothing(
     assert main(["import", "checkpoint", str(path), "--report", "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert "F8_E8M0 128x128" in shown and "32x32" in shown and "l.q" in shown
-    assert shown.endswith("1 block-scaled layers (39050 bytes), 0 other tensors (0 bytes)\n")
+    assert shown.endswith("block-scaled layers: 1 (39050 bytes), other tensors: 0 (0 bytes)\n")
     assert [item.name for item in tmp_path.iterdir()] == ["m.safetensors"]
 
 
@@ -244,7 +278,7 @@ def test_only_some_layers(tmp_path: Path) -> None:
         "l.0.norm": np.zeros(3, np.float32),
         "l.1.norm": np.zeros(3, np.float32),
     }
-    imported(tmp_path, tensors, "--only=l.0.*")
+    imported(tmp_path, tensors, "--only=l.0.q", "--only=l.0.norm")
     names = {"l.0.q.weight", "l.0.q.weight_scale", "l.0.norm"}
     assert set(read_index(tmp_path / "l.irpa")) == names
     assert "@l.1.q" not in (tmp_path / "l.mlir").read_text()
@@ -262,6 +296,27 @@ def test_a_configuration_that_contradicts_the_tensors(
         "config.json: warning: says blocks of 128x128 but the scales of 'fc.weight' are of 32x32; "
         "the scales count"
     ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--block=auto", "--shard=rows:1/2", "--shard=columns:1/2"])
+def test_memory_is_below_the_tensor(tmp_path: Path, option: str) -> None:
+    """A weight of 64 MiB, sparse, whose parts pass through in pieces of 16 MiB."""
+    n, k = 1 << 13, 1 << 13
+    scales = n * k // 1024
+    header = {
+        "w": field("F8_E4M3", [n, k], 0, n * k),
+        "w_scale": field("U8", [n // 32, k // 32], n * k, n * k + scales),
+    }
+    path = write_raw(tmp_path / "m.safetensors", header)
+    with path.open("ab") as stream:
+        stream.truncate(path.stat().st_size + n * k + scales)
+    tracemalloc.start()
+    try:
+        assert import_checkpoint(path, tmp_path, option) == 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 56 << 20
 
 
 # A model of the user's.

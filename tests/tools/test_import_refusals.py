@@ -56,7 +56,6 @@ def test_options_that_do_not_fit(
         ((), "nothing to do: expected -o and --output-params, --report or --json"),
         (("-ol.mlir",), "expected both -o and --output-params, or neither"),
         (("--output-params=l.irpa",), "expected both -o and --output-params, or neither"),
-        (("-ox", "--output-params=./x"), "expected another file for --output-params than for -o"),
         (
             ("-ox", "--output-params=y", "--model=m", "--activations=given"),
             "--activations=given is for functions of layers, without --model",
@@ -68,6 +67,32 @@ def test_options_that_do_not_go_together(
 ) -> None:
     assert main(["import", "checkpoint", str(layer_file(tmp_path)), *options]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x", "m.safetensors"])
+def test_outputs_that_are_something_else_too(tmp_path: Path, capsys: Capture, name: str) -> None:
+    path = layer_file(tmp_path)
+    before = path.read_bytes()
+    outputs = [f"-o{tmp_path}/x", f"--output-params={tmp_path}/./{name}"]
+    assert main(["import", "checkpoint", str(path), *outputs]) == 1
+    assert "error: the output is an input or the other output, too" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert [item.name for item in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_patterns_that_leave_no_layer(tmp_path: Path, capsys: Capture) -> None:
+    tensors = random_layer(32, 32, (32, 32)).tensors("fc") | {"norm": np.zeros(3, np.float32)}
+    path = save(tmp_path / "m.safetensors", tensors)
+    assert "the patterns leave no block-scaled layer" in refused(
+        path, tmp_path, capsys, "--only=norm"
+    )
+
+
+@pytest.mark.parametrize("name", ['a"b', "back\\slash"])
+def test_names_that_iree_cannot_have(tmp_path: Path, capsys: Capture, name: str) -> None:
+    path = save(tmp_path / "m.safetensors", random_layer(32, 32, (32, 32)).tensors(name))
+    error = refused(path, tmp_path, capsys)
+    assert f"the tensor name '{name}.weight_scale_inv' has a quote or a backslash" in error
 
 
 def test_rows_that_cannot_share_a_scale(tmp_path: Path, capsys: Capture) -> None:

@@ -57,6 +57,11 @@ def test_only_the_shards_of_the_index_are_read(shards: Path) -> None:
     assert len(open_checkpoint(shards).tensors) == 3
 
 
+def test_hidden_files_are_passed_over(shards: Path) -> None:
+    (shards / "._model-00001-of-00002.safetensors").write_bytes(b"of another system")
+    assert len(open_checkpoint(shards).tensors) == 3
+
+
 def test_a_shard_in_a_folder_below(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     write_shard(tmp_path / "parts" / "x.safetensors", "a")
