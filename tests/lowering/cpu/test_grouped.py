@@ -33,18 +33,27 @@ def test_numbers(name: str) -> None:
     check(dataclasses.replace(problem, m=offsets[-1]), operands(problem, offsets, ids, offsets[-1]))
 
 
+RAGGED = grouped(70, 72, 3, 3)
+
+
 @every_processor
-def test_every_tier_of_every_processor(processor: Processor) -> None:
-    """From less than a row a group to more than two parts of a tiled kernel in one group."""
-    problem = grouped(70, 72, 3, 3)
-    for offsets, m in (([0, 0, 1, 1], 2), ([1, 2, 4, 8], 9), ([0, 3, 21, 21], 24)):
-        check(problem, operands(problem, offsets, [2, 0, 2], m), processor)
+@pytest.mark.parametrize(("offsets", "m"), [([1, 2, 4, 8], 9), ([0, 3, 33, 33], 36)])
+def test_every_kind_of_processor(processor: Processor, offsets: list[int], m: int) -> None:
+    """A few rows a group are streamed, more are tiled."""
+    problem = dataclasses.replace(RAGGED, m=m)
+    check(problem, operands(problem, offsets, [2, 0, 2], m), processor)
+
+
+def test_every_tier() -> None:
+    """From less than a row a group to a group whose rows end in the middle of a slab."""
+    for offsets, m in (([0, 0, 1, 1], 2), ([1, 2, 4, 8], 9), ([1, 19, 19, 24], 24)):
+        check(RAGGED, operands(RAGGED, offsets, [2, 0, 2], m))
 
 
 def test_groups_of_several_parts() -> None:
     """1000 rows of one expert are three parts of 384 rows; the next group begins in a slab's
     middle."""
-    problem = grouped(40, 64, 2, 3)
+    problem = dataclasses.replace(grouped(40, 64, 2, 3), m=1013)
     got = check(problem, operands(problem, [3, 1003, 1010, 1010], [1, 0, 1], 1013))
     assert np.isfinite(got).all()
 
@@ -68,7 +77,7 @@ def test_static_rows(m: int) -> None:
 )
 def test_offsets_that_make_no_sense_stay_inside_y(offsets: list[int]) -> None:
     """What y holds is undefined; that nothing else is written shows in what is computed after."""
-    problem = grouped(70, 40, 4, 3, rhs_block=(1, 32))
+    problem = dataclasses.replace(CASES["ragged"][0], m=9)
     bad = operands(problem, [0, 2, 4, 9], [1, 0, 3], 9)
     bad["offsets"][:] = offsets
     assert run(problem, HOST, *viewed(problem, bad)).shape == (9, 70)
@@ -76,8 +85,8 @@ def test_offsets_that_make_no_sense_stay_inside_y(offsets: list[int]) -> None:
 
 
 def test_nan_weights_of_other_experts_are_not_read() -> None:
-    problem, tokens, _ = CASES["out of order"]
-    arrays = operands(problem, np.cumsum([0, *tokens]).tolist(), [2, 0, -1, 2], 10)
+    problem = dataclasses.replace(CASES["out of order"][0], m=10)
+    arrays = operands(problem, [0, 3, 3, 8, 10], [2, 0, -1, 2], 10)
     for expert in (0, 1, 3):
         arrays["rhs"][expert] = 0x7F
         arrays["rhs_scale"][expert] = 255
@@ -112,10 +121,11 @@ def test_a_part_of_no_whole_slabs_is_refused() -> None:
 def test_a_program_that_reads_init_again() -> None:
     """The dispatch writes where init was: another reader gets a copy."""
     problem, tokens, ids = CASES["out of order"]
+    problem = dataclasses.replace(problem, m=10)
     text = program(problem).replace(
-        "    return %0 : tensor<?x128xf32>",
-        "    %twice = arith.addf %0, %arg6 : tensor<?x128xf32>\n"
-        "    return %twice : tensor<?x128xf32>",
+        "    return %0 : tensor<10x128xf32>",
+        "    %twice = arith.addf %0, %arg6 : tensor<10x128xf32>\n"
+        "    return %twice : tensor<10x128xf32>",
     )
     assert "%twice" in text
     arrays = operands(problem, np.cumsum([0, *tokens]).tolist(), ids, 10)
