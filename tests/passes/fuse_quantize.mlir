@@ -68,5 +68,5 @@ func.func @another_format(%x: tensor<4x64xf32>, %w: tensor<32x64xf8E4M3FN>, %ws:
   return %y : tensor<4x32xf32>
 }
 
-// CHECK-COUNT-1: remark: Mx32x64_f32_rceil_e4m3_32x32_f32: x is quantised (rceil) by the kernel that multiplies it
+// CHECK: remark: Mx32x64_f32_rceil_e4m3_32x32_f32 with bias: cpu {{.*}}; x is quantised (rceil) by the kernel that multiplies it
 // CHECK-NOT: x is quantised
