@@ -6,13 +6,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Final
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
-from block32.lowering.common.index import Index, IndexValue, constant
+from block32.lowering.common.index import Index, IndexValue, as_value, constant
 from block32.lowering.problem import ScaledMatmul
+
+#: Bytes that every binding is aligned to.
+ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True)
+class Start:
+    """A place in a binding, ``count`` times ``unit`` bytes from its beginning."""
+
+    count: Index
+    unit: int
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that the place is aligned to for every count."""
+        return gcd(self.unit, ALIGNMENT)
 
 
 class KernelContext:
@@ -54,7 +72,13 @@ class KernelContext:
         other._bindings = tuple(names.get(binding, binding) for binding in self._bindings)
         return other
 
-    def memref(self, name: str, type_text: str, dynamic_sizes: tuple[Index, ...] = ()) -> ir.Value:
+    def memref(
+        self,
+        name: str,
+        type_text: str,
+        dynamic_sizes: tuple[Index, ...] = (),
+        start: Start | None = None,
+    ) -> ir.Value:
         """The binding ``name`` seen as a memref of the given type.
 
         Args:
@@ -62,16 +86,18 @@ class KernelContext:
             type_text: An MLIR memref type, such as ``memref<?x4096xi8>``. Any element type may be
                 laid over the bytes.
             dynamic_sizes: A value for each ``?``.
+            start: Where in the binding the memref begins; at its first byte by default.
         """
+        start = start or Start(0, ALIGNMENT)
         sizes = [constant(d) if isinstance(d, int) else d.value for d in dynamic_sizes]
         subspan = ir.Operation.create(
             "hal.interface.binding.subspan",
             results=[ir.Type.parse(type_text)],
-            operands=[constant(0), *sizes],
+            operands=[as_value(start.count * start.unit), *sizes],
             attributes={
                 "layout": self.layout,
                 "binding": ir.IntegerAttr.get(ir.IndexType.get(), self._bindings.index(name)),
-                "alignment": ir.IntegerAttr.get(ir.IndexType.get(), 64),
+                "alignment": ir.IntegerAttr.get(ir.IndexType.get(), start.alignment),
                 "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(sizes)]),
             },
         )
@@ -92,6 +118,71 @@ class KernelContext:
             attributes={"dimension": ir.IntegerAttr.get(ir.IndexType.get(), dimension)},
         )
         return IndexValue(op.result)
+
+
+class KernelView(KernelContext):
+    """A part of a launch, for a kernel that knows nothing of the whole.
+
+    Bindings may begin further on, and the kernel may be told another problem, another M and another
+    place among the workgroups.
+    """
+
+    def __init__(
+        self,
+        whole: KernelContext,
+        problem: ScaledMatmul,
+        m: Index,
+        *,
+        workgroup: tuple[IndexValue, ...] | None = None,
+        starts: Mapping[str, Start] | None = None,
+    ):
+        """See the class.
+
+        Args:
+            whole: The launch, or a view of it.
+            problem: What the kernel computes.
+            m: Its rows.
+            workgroup: Its position along each dimension that it asks for; the whole's by default.
+            starts: Where bindings begin, by name; no view of a view moves one twice.
+        """
+        self.problem = problem
+        self.layout = whole.layout
+        self.m = m
+        self._whole = whole
+        self._workgroup = workgroup
+        self._starts = starts or {}
+
+    def has(self, name: str) -> bool:
+        """Whether the launch has a binding of this name."""
+        return self._whole.has(name)
+
+    def renamed(self, names: Mapping[str, str]) -> KernelContext:
+        """The same part, with bindings under other names: ``names`` has new ones by old ones."""
+        other = copy.copy(self)
+        other._whole = self._whole.renamed(names)
+        other._starts = {names.get(name, name): start for name, start in self._starts.items()}
+        return other
+
+    def memref(
+        self,
+        name: str,
+        type_text: str,
+        dynamic_sizes: tuple[Index, ...] = (),
+        start: Start | None = None,
+    ) -> ir.Value:
+        """The binding ``name``, from where its part begins."""
+        assert start is None or name not in self._starts, f"'{name}' is moved twice"
+        return self._whole.memref(name, type_text, dynamic_sizes, start or self._starts.get(name))
+
+    def workgroup_id(self, dimension: int = 0) -> IndexValue:
+        """The position that the kernel is told."""
+        if self._workgroup is None:
+            return self._whole.workgroup_id(dimension)
+        return self._workgroup[dimension]
+
+    def workgroup_count(self, dimension: int = 0) -> IndexValue:
+        """The number of workgroups of the whole launch."""
+        return self._whole.workgroup_count(dimension)
 
 
 #: A function that writes a kernel's body.

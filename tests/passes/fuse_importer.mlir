@@ -72,8 +72,7 @@ func.func @silu_of_two_ops(%x: tensor<4x64xf32>, %w: tensor<64x32xf8E4M3FN>) -> 
 // CHECK: %[[Q:.+]]:2 = util.call @block32_quantize
 // CHECK: linalg.scaled_contract {{.*}} ins(%[[Q]]#0, %[[Q]]#1,
 // CHECK: linalg.scaled_contract {{.*}} ins(%[[Q]]#0, %[[Q]]#1,
-// CHECK: %[[P:.+]]:2 = util.call @block32_quantize
-// CHECK: linalg.scaled_contract {{.*}} ins(%[[P]]#0, %[[P]]#1,
+// CHECK: util.call @block32_matmul_dynamic_4x32x64_f32_rceil_e4m3_32x32_f32
 // CHECK-NOT: util.call
 // CHECK: return
 func.func @shared(%x: tensor<1x4x64xf32>, %z: tensor<1x4x64xf32>, %w: tensor<1x64x32xf8E4M3FN>) -> (tensor<1x4x32xf32>, tensor<1x4x32xf32>, tensor<1x4x32xf32>) {

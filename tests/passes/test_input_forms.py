@@ -130,14 +130,16 @@ func.func @main(%x: {x}, %w: tensor<{N}x{K}xf8E4M3FN>) -> {y} {{
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_linear_layer_as_importers_emit_it(batch: int) -> None:
+@pytest.mark.parametrize("lhs", ["", 'block32.lhs = {block = [1, 32], scale = "dynamic"},'])
+def test_a_linear_layer_as_importers_emit_it(batch: int, lhs: str) -> None:
     """The transposed, broadcast weight is read as it is stored; batches become rows."""
     x = DATA.standard_normal((batch, M, K)).astype(np.float32)
-    text = linear_as_importers_emit("", "1" if batch == 1 else "?")
+    text = linear_as_importers_emit(lhs, "1" if batch == 1 else "?")
     got = compile_and_run(text, x, W.view(ml_dtypes.float8_e4m3fn))
     assert got.shape == (batch, M, N)
-    expected = reference.scaled_matmul(x.reshape(-1, K), None, W, W_SCALE)
-    check(got.reshape(-1, N), expected)
+    rows = x.reshape(-1, K)
+    codes, scales = reference.quantize(rows) if lhs else (rows, None)
+    check(got.reshape(-1, N), reference.scaled_matmul(codes, scales, W, W_SCALE))
 
 
 def dequantised(mark: str, by_blocks: bool, both: bool = False) -> str:

@@ -11,8 +11,7 @@ util.global private @ws = dense<120> : tensor<2x16xi8>
 
 // For a few rows the kernel quantises what it multiplies: the largest magnitude is exchanged, the
 // values become codes, the scale is exchanged, and the codes are multiplied.
-// CHECK: quantize.mlir:[[LINE:[0-9]+]]:8: remark: 4x64x512_bf16_rceil_e4m3_32x32_f32: gfx950 packed 8x16x256 K_PACK 2 quantize fused
-// CHECK: quantize.mlir:[[LINE]]:8: remark: 4x64x512_bf16_rceil_e4m3_32x32_f32: x is quantised (rceil) by the kernel that multiplies it
+// CHECK: quantize.mlir:{{[0-9]+}}:8: remark: 4x64x512_bf16_rceil_e4m3_32x32_f32: gfx950 packed 8x16x256 K_PACK 2 quantize fused {{.*}}; x is quantised (rceil) by the kernel that multiplies it
 // FUSED-LABEL: gemm_tier0_0_4x64x512_bf16_rceil_e4m3_32x32_f32:
 // FUSED: v_permlane16_swap
 // FUSED: v_cvt_scalef32_pk_fp8_bf16
@@ -27,8 +26,7 @@ func.func @few(%x: tensor<4x512xbf16>, %w: tensor<64x512xf8E4M3FN>) -> tensor<4x
 }
 
 // For more rows a launch of its own does.
-// CHECK: quantize.mlir:[[LINE:[0-9]+]]:8: remark: 40x64x512_f32_rceil_e4m3_32x32_f32: gfx950 tiled 64x64x256 {{.*}}quantize separate
-// CHECK: quantize.mlir:[[LINE]]:8: remark: 40x64x512_f32_rceil_e4m3_32x32_f32: x is quantised (rceil) by a launch of its own
+// CHECK: quantize.mlir:{{[0-9]+}}:8: remark: 40x64x512_f32_rceil_e4m3_32x32_f32: gfx950 tiled 64x64x256 {{.*}}quantize separate {{.*}}; x is quantised (rceil) by a launch of its own
 // LAUNCH-LABEL: quantize_tier0_1_40x64x512_f32_rceil_e4m3_32x32_f32:
 // LAUNCH: v_mov_b32_dpp {{.*}} quad_perm:[1,0,3,2]
 // LAUNCH: buffer_store_dword
