@@ -9,6 +9,7 @@ every time. Without ``--device`` it runs in the executor of gfx950 machine code.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,10 +26,11 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950.target import Gfx950Target
 from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import EXECUTABLE_PREFIX, KernelSpec
-from block32.lowering.problem import ScaledMatmul
+from block32.lowering.problem import Epilogue, Grouping, ScaledMatmul
 from block32.lowering.target import DeviceFacts
+from block32.runtime import reference
 from block32.tools.gfx950_executor import hsaco_from_vmfb
-from block32.tools.gfx950_launch import launch_matmul
+from block32.tools.gfx950_launch import FLOAT_TYPES, launch_matmul
 from block32.tools.inspect import expected, random_operands
 
 #: Largest relative error (Frobenius norm) that counts as right, by result type.
@@ -39,6 +41,11 @@ REPEATS = 20
 
 _TILED = KernelTier("tiled", tile=(64, 64, 256), warps=4, stages=2)
 _PACKED = KernelTier("packed", tile=(8, 16, 256), k_pack=2, warps=2, stages=3)
+
+
+def _unscaled(m: int, n: int, k: int, lhs: str, **fields: Any) -> ScaledMatmul:
+    return ScaledMatmul(m=m, n=n, k=k, lhs=lhs, lhs_scaled=False, **fields)
+
 
 #: Kernels by what they are: each is run with each of ``PROBLEMS``.
 KERNELS: dict[str, KernelTier] = {
@@ -64,6 +71,40 @@ PROBLEMS = (
     ScaledMatmul(m=5, n=37, k=333, rhs="f8E5M2"),
 )
 
+_UNSCALED = KernelTier("packed", tile=(16, 32, 128), warps=4, stages=2)
+_GROUPING = Grouping(experts=4, groups=5)
+
+#: What else a kernel can do: epilogues, an x without scales or quantised on the way, groups.
+OTHERS: dict[str, tuple[ScaledMatmul, KernelTier]] = {
+    "epilogue, tiled": (
+        ScaledMatmul(
+            m=33,
+            n=130,
+            k=512,
+            epilogue=Epilogue(row_scale=True, scale=True, bias="bf16", activation="gelu"),
+        ),
+        _TILED,
+    ),
+    "epilogue, packed, split-K": (
+        ScaledMatmul(m=7, n=64, k=2048, epilogue=Epilogue(residual="f16", activation="silu")),
+        replace(_PACKED, splits=2),
+    ),
+    "bf16 x": (_unscaled(5, 130, 1312, "bf16"), _UNSCALED),
+    "f16 x": (_unscaled(33, 64, 1040, "f16"), replace(_UNSCALED, tile=(32, 32, 128))),
+    "f32 x": (_unscaled(70, 64, 1024, "f32"), replace(_UNSCALED, tile=(64, 64, 128))),
+    "bf16 x, quantised in the kernel": (
+        _unscaled(5, 64, 1312, "bf16", lhs_quantize="rceil"),
+        replace(_PACKED, quantize="fused"),
+    ),
+    "f32 x, quantised before": (
+        _unscaled(70, 64, 1312, "f32", lhs_quantize="rceil"),
+        replace(_TILED, quantize="separate"),
+    ),
+    "groups, tiled": (ScaledMatmul(m=90, n=130, k=512, grouping=_GROUPING), _TILED),
+    "groups, packed": (ScaledMatmul(m=12, n=64, k=1040, grouping=_GROUPING), _PACKED),
+    "groups, bf16 x": (_unscaled(40, 64, 512, "bf16", grouping=_GROUPING), _UNSCALED),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -79,6 +120,8 @@ def cases() -> Iterator[Case]:
     for problem in PROBLEMS:
         for name, tier in KERNELS.items():
             yield Case(name, problem, (tier,))
+    for name, (problem, tier) in OTHERS.items():
+        yield Case(name, problem, (tier,))
     problem = ScaledMatmul(m=None, n=512, k=1024)
     config = Gfx950Target().select(problem, DeviceFacts()).config
     assert config is not None
@@ -115,11 +158,11 @@ def run_on_device(device: str) -> Callable[..., npt.NDArray[Any]]:
         config = runtime.Config(device)
         module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
         function = runtime.load_vm_module(module, config)["main"]
+        dtypes = {"lhs": _DTYPES[case.problem.lhs], "rhs": _DTYPES[case.problem.rhs]}
+        dtypes |= dict.fromkeys(("lhs_scale", "rhs_scale"), ml_dtypes.float8_e8m0fnu)
         arguments = [
-            operands["lhs"].view(_DTYPES[case.problem.lhs]),
-            operands["rhs"].view(_DTYPES[case.problem.rhs]),
-            operands["lhs_scale"].view(ml_dtypes.float8_e8m0fnu),
-            operands["rhs_scale"].view(ml_dtypes.float8_e8m0fnu),
+            operands[name].view(dtypes.get(name, operands[name].dtype))
+            for name in case.problem.argument_names
         ]
         results = [np.asarray(function(*arguments).to_host()) for _ in range(REPEATS)]
         if any(result.tobytes() != results[0].tobytes() for result in results):
@@ -133,17 +176,64 @@ _DTYPES: dict[str, Any] = {
     "f8E4M3FN": ml_dtypes.float8_e4m3fn,
     "f8E5M2": ml_dtypes.float8_e5m2,
     "f4E2M1FN": np.int8,
+    **FLOAT_TYPES,
 }
+
+_erf = np.vectorize(math.erf)
+_ACTIVATIONS: dict[str | None, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
+    None: lambda y: y,
+    "gelu": lambda y: y / 2 * (1 + _erf(y / math.sqrt(2))),
+    "silu": lambda y: y / (1 + np.exp(-np.maximum(y, -700))),
+}
+
+
+def operands_of(problem: ScaledMatmul) -> dict[str, npt.NDArray[Any]]:
+    """Random arguments by ABI name."""
+    assert problem.m is not None
+    m, n, epilogue, grouping = problem.m, problem.n, problem.epilogue, problem.grouping
+    operands = random_operands(problem, m, seed=0)
+    rng = np.random.default_rng(1)
+    if problem.rhs == "f4E2M1FN" and problem.k % 2:
+        operands["rhs"][:, -1] &= 0x0F
+    operands["row_scale"] = rng.normal(size=m).astype(np.float32)
+    operands["scale"] = np.array([0.01], np.float32)
+    operands["bias"] = rng.normal(size=n).astype(FLOAT_TYPES[epilogue.bias or "f32"])
+    operands["residual"] = rng.normal(size=(m, n)).astype(FLOAT_TYPES[epilogue.residual or "f32"])
+    if grouping:
+        for name in ("rhs", "rhs_scale"):
+            weights = [random_operands(problem, m, seed)[name] for seed in range(grouping.experts)]
+            operands[name] = np.stack(weights)
+        # An empty group, one without an expert, and rows of no group at both ends.
+        operands["offsets"] = np.array([1, m // 3, m // 3, m // 2, m - 2, m - 1], np.int32)
+        operands["expert_ids"] = np.array([2, 0, -1, 3, 2], np.int32)
+        operands["init"] = rng.normal(size=(m, n)).astype(FLOAT_TYPES[problem.result])
+    return operands
+
+
+def expected_of(problem: ScaledMatmul, operands: dict[str, Any]) -> npt.NDArray[np.float64]:
+    """The float64 reference."""
+    if problem.lhs_quantize:
+        codes, scales = reference.quantize(operands["lhs"])
+        operands, problem = {**operands, "lhs": codes, "lhs_scale": scales}, problem.quantized()
+    if problem.grouping:
+        names = ("lhs", "lhs_scale", "rhs", "rhs_scale", "offsets", "expert_ids", "init")
+        return reference.grouped_matmul(*(operands.get(name) for name in names))  # type: ignore[arg-type]
+    y, epilogue = expected(problem, operands), problem.epilogue
+    for name, is_factor in (("row_scale", True), ("scale", True), ("bias", False)):
+        if name in epilogue.operand_names():
+            values = operands[name].astype(np.float64)
+            values = values[:, None] if name == "row_scale" else values
+            y = y * values if is_factor else y + values
+    if epilogue.residual:
+        y = y + operands["residual"].astype(np.float64)
+    return _ACTIVATIONS[epilogue.activation](y)
 
 
 def check(case: Case, run: Callable[..., npt.NDArray[Any]]) -> str:
     """``right`` or what is wrong."""
-    assert case.problem.m is not None
-    operands = random_operands(case.problem, case.problem.m, seed=0)
-    if case.problem.rhs == "f4E2M1FN" and case.problem.k % 2:
-        operands["rhs"][:, -1] &= 0x0F
+    operands = operands_of(case.problem)
     y = run(case, compile_case(case), operands).astype(np.float64)
-    wanted = expected(case.problem, operands)
+    wanted = expected_of(case.problem, operands)
     error = float(np.linalg.norm(y - wanted) / np.linalg.norm(wanted))
     is_right = error <= TOLERANCE[case.problem.result]
     return "right" if is_right else f"wrong: relative error {error:.3g}"

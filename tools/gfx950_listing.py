@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from block32.lowering.gfx950.atoms import ATOMS
+from block32.lowering.gfx950.atoms import ATOMS, MFMA_16X16X32_BF16
 from block32.lowering.gfx950.machine import LDS_BYTES, SIMDS, VECTOR_REGISTERS, WAVE_LANES
 from block32.tools.gfx950_executor import DamagedCodeError, Instruction, Kernel
 from block32.tools.gfx950_executor.counts import instruction_class
@@ -190,7 +190,9 @@ def mix_of(code: Sequence[Instruction]) -> Mix:
 
 
 def mfma_clocks(instruction: Instruction) -> int:
-    """Clocks of the matrix unit: half where both operands have 4 or 6 bits."""
+    """Clocks of the matrix unit: half where both operands of a scaled one have 4 or 6 bits."""
+    if instruction.name == "v_mfma_f32_16x16x32_bf16":
+        return MFMA_16X16X32_BF16.clocks
     match = _MFMA_SHAPE.search(instruction.name)
     atom = ATOMS.get(tuple(map(int, match.groups()))) if match else None  # type: ignore[arg-type]
     if atom is None:

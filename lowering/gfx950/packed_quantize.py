@@ -20,7 +20,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import amdgpu, arith, llvm, rocdl, vector
 
 from block32.lowering.common.index import Index, equal
-from block32.lowering.common.quantization import INFINITE_SCALE, scale_byte
+from block32.lowering.common.quantization import scale_byte
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.fragments import OperandRows
 from block32.lowering.gfx950.geometry import QuantizingGeometry
@@ -35,6 +35,7 @@ HALF_BLOCK = 16
 FUSED_RULES = ("rceil", "ceil")
 
 _MAGNITUDE = 0x7FFFFFFF
+_TWO_MAGNITUDES = 0x7FFF7FFF
 _INFINITY = 0x7F800000
 _LARGEST_CODE = 0x7E
 
@@ -114,16 +115,27 @@ class QuantizedRows(PackedOperand):
 
     def _quantize(self, pieces: Sequence[ir.Value]) -> ops.MatrixOperand:
         """A lane's operand of one instruction from its two half blocks."""
+        rule = self.geometry.source.lhs_quantize
         halves = [
             HalfBlock.of_pieces(pieces[first : first + self._loads_of_chunk], self.rows.element)
             for first in range(0, len(pieces), self._loads_of_chunk)
         ]
-        low, high = (half.scale(self.geometry.source.lhs_quantize) for half in halves)
-        chunks = [half.codes(byte) for half, byte in zip(halves, (low, high), strict=True)]
+        largest = [_exchange_largest(half.largest()) for half in halves]
+        state = [
+            value
+            for half, bits in zip(halves, largest, strict=True)
+            for value in half.quantize(bits, rule)
+        ]
+        state = ops.if_then(
+            _any_special(largest),
+            state,
+            lambda _: [value for half in halves for value in half.quantize_special(rule)],
+        )
+        low, low_codes, high, high_codes = state
         even, odd = _swap(rocdl.permlane32_swap, low, high)
         is_even = equal(self.rows.group % 2, 0)
         word = arith.select(as_condition(is_even), even, odd)
-        return ops.MatrixOperand(ops.lane_operand(chunks, "f8E4M3FN"), word, 0)
+        return ops.MatrixOperand(ops.lane_operand([low_codes, high_codes], "f8E4M3FN"), word, 0)
 
 
 def as_condition(condition: bool | ir.Value) -> ir.Value:
@@ -133,12 +145,30 @@ def as_condition(condition: bool | ir.Value) -> ir.Value:
     return condition
 
 
+def _any_special(largest: Sequence[ir.Value]) -> ir.Value:
+    """Whether an infinity or a NaN is in any lane's blocks; the same in all lanes."""
+    infinity = ops.i32_value(_INFINITY)
+    of_lane = arith.cmpi(arith.CmpIPredicate.uge, arith.maxui(*largest), infinity)
+    lanes = rocdl.ballot(ops.i64_type(), of_lane)
+    return arith.cmpi(arith.CmpIPredicate.ne, lanes, arith.constant(ops.i64_type(), 0))
+
+
+def _exchange_largest(largest: ir.Value) -> ir.Value:
+    """The larger of a lane's value and that of the lane with the block's other half."""
+    return arith.maxui(*_swap(rocdl.permlane16_swap, largest, largest))
+
+
 @dataclass(frozen=True)
 class HalfBlock:
-    """16 neighbouring elements of x in a lane: ``vector<16x T>`` and its f32 bits."""
+    """16 neighbouring elements of x in a lane.
 
-    x: ir.Value
-    bits: ir.Value
+    Attributes:
+        words: Their bytes, ``vector<i32>``.
+        element: MLIR name of their type.
+    """
+
+    words: ir.Value
+    element: str
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[ir.Value], element: str) -> HalfBlock:
@@ -149,55 +179,84 @@ class HalfBlock:
             both = list(range(2 * count))
             pairs = zip(words[::2], words[1::2], strict=True)
             words = [vector.shuffle(a, b, both) for a, b in pairs]
-        x = vector.bitcast(ir.VectorType.get([HALF_BLOCK], ir.Type.parse(element)), words[0])
-        f32, i32 = (
-            ir.VectorType.get([HALF_BLOCK], kind) for kind in (ir.F32Type.get(), ops.i32_type())
-        )
-        wide = x if element == "f32" else arith.extf(f32, x)
-        return cls(x, arith.bitcast(i32, wide))
+        return cls(words[0], element)
 
-    def scale(self, rule: str) -> ir.Value:
-        """The scale byte of the whole block, i32, the same in both lanes that have a half."""
-        i32 = self.bits.type
-        magnitudes = arith.andi(self.bits, _splat(i32, _MAGNITUDE))
+    @property
+    def x(self) -> ir.Value:
+        """``vector<16x T>``."""
+        x_type = ir.VectorType.get([HALF_BLOCK], ir.Type.parse(self.element))
+        return vector.bitcast(x_type, self.words)
+
+    def largest(self) -> ir.Value:
+        """The f32 bits of the largest magnitude, i32; with a NaN among them those of a NaN.
+
+        Magnitudes order as their bits do, and 16-bit ones are compared two in an instruction.
+        """
+        is_wide = self.element == "f32"
+        lanes = 1 if is_wide else 2
+        integer = ir.IntegerType.get_signless(32 // lanes)
+        count = ir.VectorType(self.words.type).shape[0]
+        values = [vector.extract(self.words, [], [number]) for number in range(count)]
+        mask = ops.i32_value(_MAGNITUDE if is_wide else _TWO_MAGNITUDES)
+        values = [arith.andi(value, mask) for value in values]
+        if not is_wide:
+            pair = ir.VectorType.get([2], integer)
+            values = [_bitcast_word(value, pair) for value in values]
+        while len(values) > 1:
+            values = [arith.maxui(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        if is_wide:
+            return values[0]
+        of_pair = arith.maxui(*(vector.extract(values[0], [], [i]) for i in range(2)))
+        value = arith.bitcast(ir.Type.parse(self.element), of_pair)
+        return arith.bitcast(ops.i32_type(), arith.extf(ir.F32Type.get(), value))
+
+    def quantize(self, largest: ir.Value, rule: str) -> tuple[ir.Value, ir.Value]:
+        """Scale byte (i32) and codes (``vector<4xi32>``) of finite values.
+
+        Args:
+            largest: The f32 bits of the whole block's largest magnitude.
+            rule: One of ``FUSED_RULES``.
+        """
+        byte = scale_byte(arith.bitcast(ir.F32Type.get(), largest), rule, "f8E4M3FN")
+        return byte, self._codes(byte)
+
+    def quantize_special(self, rule: str) -> tuple[ir.Value, ir.Value]:
+        """The same for any values: NaNs are passed over for the scale, infinities saturate.
+
+        The conversion would make a NaN of an infinity.
+        """
+        i32 = ir.VectorType.get([HALF_BLOCK], ops.i32_type())
+        f32 = ir.VectorType.get([HALF_BLOCK], ir.F32Type.get())
+        bits = arith.bitcast(i32, self.x if self.element == "f32" else arith.extf(f32, self.x))
+        magnitudes = arith.andi(bits, _splat(i32, _MAGNITUDE))
         is_nan = arith.cmpi(arith.CmpIPredicate.ugt, magnitudes, _splat(i32, _INFINITY))
-        magnitudes = arith.select(is_nan, _splat(i32, 0), magnitudes)
-        largest = vector.reduction(ops.i32_type(), vector.CombiningKind.MAXUI, magnitudes)
-        own, other = _swap(rocdl.permlane16_swap, largest, largest)
-        amax = arith.bitcast(ir.F32Type.get(), arith.maxui(own, other))
-        return scale_byte(amax, rule, "f8E4M3FN")
+        finite = arith.select(is_nan, _splat(i32, 0), magnitudes)
+        largest = vector.reduction(ops.i32_type(), vector.CombiningKind.MAXUI, finite)
+        byte, codes = self.quantize(_exchange_largest(largest), rule)
+        bytes_type = ir.VectorType.get([HALF_BLOCK], ir.IntegerType.get_signless(8))
+        is_infinite = arith.cmpi(arith.CmpIPredicate.eq, magnitudes, _splat(i32, _INFINITY))
+        sign = arith.andi(arith.shrui(bits, _splat(i32, 24)), _splat(i32, 0x80))
+        saturated = arith.trunci(bytes_type, arith.ori(sign, _splat(i32, _LARGEST_CODE)))
+        chosen = arith.select(is_infinite, saturated, vector.bitcast(bytes_type, codes))
+        return byte, vector.bitcast(codes.type, chosen)
 
-    def codes(self, byte: ir.Value) -> ir.Value:
-        """The 16 codes, ``vector<4xi32>``."""
+    def _codes(self, byte: ir.Value) -> ir.Value:
+        """The codes of x over a power of two, ``vector<4xi32>``."""
         scale = arith.bitcast(ir.F32Type.get(), arith.shli(byte, ops.i32_value(23)))
         word_type = ir.VectorType.get([4], ir.Type.parse("f8E4M3FN"))
-        words = []
+        x, words = self.x, []
         for first in range(0, HALF_BLOCK, 4):
-            low, high = (vector.shuffle(self.x, self.x, [first + i, first + i + 1]) for i in (0, 2))
+            low, high = (vector.shuffle(x, x, [first + i, first + i + 1]) for i in (0, 2))
             word = amdgpu.packed_scaled_trunc(word_type, low, scale, 0)
             word = amdgpu.packed_scaled_trunc(word_type, high, scale, 1, existing=word)
             single = vector.bitcast(ir.VectorType.get([1], ops.i32_type()), word)
             words.append(vector.extract(single, [], [0]))
-        converted = vector.from_elements(ops.vector_type(4, ops.i32_type()), words)
-        return self._saturate_infinities(converted, byte)
+        return vector.from_elements(ops.vector_type(4, ops.i32_type()), words)
 
-    def _saturate_infinities(self, codes: ir.Value, byte: ir.Value) -> ir.Value:
-        """The conversion makes a NaN of an infinity; such a block is the only one with its byte."""
-        is_infinite = arith.cmpi(arith.CmpIPredicate.eq, byte, ops.i32_value(INFINITE_SCALE))
-        lanes = rocdl.ballot(ops.i64_type(), is_infinite)
-        is_any = arith.cmpi(arith.CmpIPredicate.ne, lanes, arith.constant(ops.i64_type(), 0))
 
-        def saturate(state: list[ir.Value]) -> list[ir.Value]:
-            i32 = self.bits.type
-            bytes_type = ir.VectorType.get([HALF_BLOCK], ir.IntegerType.get_signless(8))
-            magnitudes = arith.andi(self.bits, _splat(i32, _MAGNITUDE))
-            infinite = arith.cmpi(arith.CmpIPredicate.eq, magnitudes, _splat(i32, _INFINITY))
-            sign = arith.andi(arith.shrui(self.bits, _splat(i32, 24)), _splat(i32, 0x80))
-            largest = arith.trunci(bytes_type, arith.ori(sign, _splat(i32, _LARGEST_CODE)))
-            chosen = arith.select(infinite, largest, vector.bitcast(bytes_type, state[0]))
-            return [vector.bitcast(codes.type, chosen)]
-
-        return ops.if_then(is_any, [codes], saturate)[0]
+def _bitcast_word(word: ir.Value, vector_type: ir.Type) -> ir.Value:
+    single = vector.from_elements(ir.VectorType.get([1], ops.i32_type()), [word])
+    return vector.bitcast(vector_type, single)
 
 
 def _swap(swap, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -326,10 +326,13 @@ class _Pipeline:
         def from_stage(stage: int, state: list[ir.Value]) -> list[ir.Value]:
             if stage == self.stages - 1:
                 return state
+            has_next = stage < self.stages - 2
             return ops.if_then(
                 less(stage, steps),
                 state,
-                lambda state: from_stage(stage + 1, self._step(k, stage, state, template)),
+                lambda state: from_stage(
+                    stage + 1, self._step(k, stage, state, template, has_next)
+                ),
             )
 
         return from_stage(0, state)
@@ -339,7 +342,12 @@ class _Pipeline:
         return minimum(k + steps_ahead * self.geometry.block_k, self.geometry.last_whole_step)
 
     def _step(
-        self, k: Index, stage: int, state: list[ir.Value], template: list[Step]
+        self,
+        k: Index,
+        stage: int,
+        state: list[ir.Value],
+        template: list[Step],
+        has_next: bool = True,
     ) -> list[ir.Value]:
         """Multiply one step while the loads for a later one set off.
 
@@ -348,10 +356,13 @@ class _Pipeline:
             stage: The step's number in the round.
             state: The accumulators, then the values of the steps on their way.
             template: Steps of the shape of those in ``state``.
+            has_next: Whether a step may follow, so that there is something to load and wait for.
         """
         count = self.geometry.fragments_m * self.geometry.fragments_n
         size = len(template[0].values())
         now = template[0].with_values(state[count : count + size])
+        if not has_next:
+            return self._multiply(stage, state[:count], now, []) + state[count:]
         following = Step([], [], [])
         ahead = self.stages - 1
         k_ahead = self._k(k, stage + ahead)

@@ -26,11 +26,14 @@ SCALE_TYPE = "f8E8M0FNU"
 #: What an activation without scales may be: quantised at run time, or taken as it is.
 ACTIVATION_TYPES = ("f32", "bf16", "f16")
 
-#: What people write when they mean a type that is served.
+#: What people write when they mean a type that is served, and how to come to it. (FNUZ exponents
+#: have a bias larger by one, no infinities, and their only NaN where the others have -0.)
 TYPE_HINTS = {
     "f8E4M3": "f8E4M3 has infinities; MXFP8 values are f8E4M3FN",
-    "f8E4M3FNUZ": "FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E4M3FN",
-    "f8E5M2FNUZ": "FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E5M2",
+    "f8E4M3FNUZ": "FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E4M3FN: "
+    "take 1 off each scale byte and bitcast codes other than 0x7F, 0x80 and 0xFF",
+    "f8E5M2FNUZ": "FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E5M2: "
+    "take 1 off each scale byte and bitcast codes other than 0x80 and those above 0x7B, 0xFB",
     "f8E4M3B11FNUZ": "MXFP8 values are f8E4M3FN",
     "f8E3M4": "MXFP8 values are f8E4M3FN",
 }

@@ -72,8 +72,8 @@ func.func @ordinary(%x: tensor<4x64xf32>, %w: tensor<64x32xf32>, %i: tensor<4x32
 }
 
 // WARN: warning: looks like a block-scaled matmul and is left alone: expected scales of type f8E8M0FNU but got f8E4M3FN
-// WARN: warning: looks like a block-scaled matmul and is left alone: expected operands of f8E4M3FN, f8E5M2, f4E2M1FN but got f8E4M3FNUZ (FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E4M3FN)
-// WARN: warning: looks like a block-scaled matmul and is left alone: expected operands of f8E4M3FN, f8E5M2, f4E2M1FN but got f8E5M2FNUZ (FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E5M2)
+// WARN: warning: looks like a block-scaled matmul and is left alone: expected operands of f8E4M3FN, f8E5M2, f4E2M1FN but got f8E4M3FNUZ (FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E4M3FN: take 1 off each scale byte and bitcast codes other than 0x7F, 0x80 and 0xFF)
+// WARN: warning: looks like a block-scaled matmul and is left alone: expected operands of f8E4M3FN, f8E5M2, f4E2M1FN but got f8E5M2FNUZ (FNUZ types belong to older AMD chips (gfx94x); MXFP8 values are f8E5M2: take 1 off each scale byte and bitcast codes other than 0x80 and those above 0x7B, 0xFB)
 // WARN: warning: looks like a block-scaled matmul and is left alone: expected 32 elements of K to share a scale but got 16
 // WARN: warning: looks like a block-scaled matmul and is left alone: expected 1x32 or 32x32 scales (or multiples) on the right operand but got 48x32
 // WARN-NOT: warning

@@ -127,7 +127,8 @@ CASES = {
     "FNUZ": (
         program(lhs="f8E4M3FNUZ"),
         "but got f8E4M3FNUZ (FNUZ types belong to older AMD chips (gfx94x); "
-        "MXFP8 values are f8E4M3FN)",
+        "MXFP8 values are f8E4M3FN: take 1 off each scale byte and bitcast codes other than "
+        "0x7F, 0x80 and 0xFF)",
     ),
     "an unknown rule": (
         program(f"{LHS}, block32.rhs = {{block = [32, 32], scale = @ws, rule = \"up\"}}"),

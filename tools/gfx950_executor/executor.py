@@ -112,55 +112,97 @@ class Executor:
             ExecutionError: the kernel broke a rule; the subclass and message say which.
         """
         kernel = self._kernel(kernel_name)
-        size = _workgroup_size(kernel, workgroup_size)
-        shape = _triple(grid)
-        lds_bytes = kernel.lds_bytes + dynamic_lds_bytes
-        if lds_bytes > LDS_BYTES:
-            raise LaunchError(f"{lds_bytes} bytes of LDS; a workgroup can have {LDS_BYTES}")
-        memory = Memory()
-        regions = [_map(memory, i, b) for i, b in enumerate(buffers)]
-        kernarg = _kernarg(kernel, regions, constants, shape, size)
-        kernarg_region = memory.add("the kernarg segment", kernarg, False, True)
+        size, shape = _workgroup_size(kernel, workgroup_size), _triple(grid)
         order = GlobalOrder(XCDS if rely_on_xcds else 0)
-        report = Report(kernel_name)
-        # The code itself can be read, for constants that the compiler put beside it.
-        image = np.frombuffer(self.code_object.image, np.uint8)
-        code = memory.add("the code object", image, False, True)
-        program = Program(
-            self.code_object.image, (kernel.vgprs, kernel.agprs), len(self.code_object.image)
-        )
+        lds_bytes = _lds_bytes(kernel, dynamic_lds_bytes)
+        launched = self._prepare(kernel, shape, size, lds_bytes, buffers, constants, order)
+        image = self.code_object.image
+        program = Program(image, (kernel.vgprs, kernel.agprs), len(image))
         scheduler = Scheduler(program, seed, resident, step_limit)
-
-        def made() -> Iterator[Workgroup]:
-            for position in _chosen(shape, workgroups, seed):
-                number = position[0] + shape[0] * (position[1] + shape[1] * position[2])
-                group = Workgroup(
-                    kernel,
-                    number,
-                    position,
-                    -(-size[0] * size[1] * size[2] // LANES),
-                    lds_bytes,
-                    memory,
-                    order,
-                    report.byte_counts,
-                )
-                group.code_address = code.address
-                for wave in group.waves:
-                    _start(wave, kernel, kernarg_region, kernarg, size)
-                yield group
-
-        report.workgroups = scheduler.run(made())
+        report = launched.report
+        report.workgroups = scheduler.run(launched.workgroups(_chosen(shape, workgroups, seed)))
         for pc, times in scheduler.executed.items():
             inst = program.step(pc).instruction
             report.instructions[instruction_class(inst)] += times
             report.mnemonics[inst.name] += times
         return report
 
+    def _prepare(
+        self,
+        kernel: Kernel,
+        grid: Grid,
+        size: Grid,
+        lds_bytes: int,
+        buffers: Sequence[BufferLike],
+        constants: Sequence[int | float | bytes],
+        order: GlobalOrder,
+    ) -> _Launched:
+        """Map buffers, arguments and code."""
+        memory = Memory()
+        regions = [_map(memory, i, b) for i, b in enumerate(buffers)]
+        kernarg = _kernarg(kernel, regions, constants, grid, size)
+        kernarg_region = memory.add("the kernarg segment", kernarg, False, True)
+        # The code itself can be read, for constants that the compiler put beside it.
+        image = np.frombuffer(self.code_object.image, np.uint8)
+        code = memory.add("the code object", image, False, True)
+        report = Report(kernel.name)
+        return _Launched(
+            kernel, grid, size, lds_bytes, memory, order, report, kernarg_region, kernarg, code
+        )
+
     def _kernel(self, name: str) -> Kernel:
         if name not in self.kernels:
             known = ", ".join(sorted(self.kernels))
             raise LaunchError(f"no kernel '{name}' in the code object; it has: {known}")
         return self.kernels[name]
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """What all workgroups of a launch have in common."""
+
+    kernel: Kernel
+    grid: Grid
+    size: Grid
+    lds_bytes: int
+    memory: Memory
+    order: GlobalOrder
+    report: Report
+    kernarg: Region
+    kernarg_data: npt.NDArray[np.uint8]
+    code: Region
+
+    def workgroups(self, positions: Sequence[Grid]) -> Iterator[Workgroup]:
+        """Make the workgroups of some positions one after the other, ready to run."""
+        waves = -(-self.size[0] * self.size[1] * self.size[2] // LANES)
+        for position in positions:
+            number = position[0] + self.grid[0] * (position[1] + self.grid[1] * position[2])
+            group = Workgroup(
+                self.kernel,
+                number,
+                position,
+                waves,
+                self.lds_bytes,
+                self.memory,
+                self.order,
+                self.report.byte_counts,
+            )
+            group.code_address = self.code.address
+            for wave in group.waves:
+                _start(wave, self.kernel, self.kernarg, self.kernarg_data, self.size)
+            yield group
+
+
+def _lds_bytes(kernel: Kernel, dynamic: int) -> int:
+    """LDS of a workgroup.
+
+    Raises:
+        LaunchError: More than it can have.
+    """
+    lds_bytes = kernel.lds_bytes + dynamic
+    if lds_bytes > LDS_BYTES:
+        raise LaunchError(f"{lds_bytes} bytes of LDS; a workgroup can have {LDS_BYTES}")
+    return lds_bytes
 
 
 def _triple(values: Sequence[int]) -> Grid:

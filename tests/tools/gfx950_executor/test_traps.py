@@ -100,19 +100,24 @@ def test_byte_and_short_buffer_loads_stay_narrow() -> None:
     np.testing.assert_array_equal(wave.v[3], shorts)
 
 
-def test_d16_loads_keep_the_other_half() -> None:
+def test_d16_loads_leave_the_other_half_undefined() -> None:
     data = np.arange(1000, 1064, dtype=np.uint16)
-    bench = Bench([data])
+    bench = Bench([data], lds=256)
     code = [
         ins.buffer_load_short_d16(v[1], v[0], s[4:7], 0, offen=1),
         ins.buffer_load_short_d16_hi(v[2], v[0], s[4:7], 0, offen=1),
-        wait(vm=0),
+        ins.ds_write_b16(addr=v[0], data0=v[4]),
+        wait(vm=0, lgkm=0),
+        ins.ds_read_u16_d16(v[3], v[0]),
+        wait(lgkm=0),
     ]
-    wave = bench.run(
-        code, vector={0: 2 * LANE, 1: 0xABCD1234, 2: 0xABCD1234}, scalar=bench.resource(0)
-    )
-    np.testing.assert_array_equal(wave.v[1], 0xABCD0000 + data.astype(np.uint32))
-    np.testing.assert_array_equal(wave.v[2], 0x1234 + (data.astype(np.uint32) << 16))
+    old = {0: 2 * LANE, 1: 0xABCD1234, 2: 0xABCD1234, 3: 0xABCD1234, 4: LANE}
+    wave = bench.run(code, vector=old, scalar=bench.resource(0))
+    np.testing.assert_array_equal(wave.v[1] & 0xFFFF, data)
+    np.testing.assert_array_equal(wave.v[2] >> 16, data)
+    np.testing.assert_array_equal(wave.v[3] & 0xFFFF, LANE)
+    for register, undefined in ((1, 0xFFFF0000), (2, 0xFFFF), (3, 0xFFFF0000)):
+        np.testing.assert_array_equal(wave.v_poison[register], undefined)
 
 
 def test_lds_and_memory_stores_from_accumulators() -> None:
