@@ -26,6 +26,7 @@ from block32.lowering.gfx950.machine import (
     MXFP8_FLOPS,
     SECOND_LAUNCH_SECONDS,
     SIMDS,
+    UNITS_FOR_FULL_BANDWIDTH,
 )
 from block32.tools.gfx950_estimate import path_clocks, wave_path
 from block32.tools.gfx950_executor import Instruction
@@ -60,6 +61,12 @@ class Work:
     def least_seconds(self) -> float:
         """What memory or the matrix units need at their peak rates."""
         return max(self.moved_bytes / HBM_BYTES_PER_SECOND, self.flops / MXFP8_FLOPS)
+
+    @property
+    def memory_seconds(self) -> float:
+        """What memory needs: fewer than half of the compute units do not reach its peak rate."""
+        reached = min(1.0, self.workgroups / (COMPUTE_UNITS * UNITS_FOR_FULL_BANDWIDTH))
+        return self.moved_bytes / (HBM_BYTES_PER_SECOND * reached)
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,12 @@ def launch_time(way: Way, facts: KernelFacts, work: Work) -> LaunchTime:
     loaded = in_a_unit * work.waves * mix.loaded_bytes / L1_BYTES_PER_CLOCK
     read = in_a_unit * work.waves * mix.lds_read_bytes / LDS_BYTES_PER_CLOCK
     in_order = clocks / CLOCKS_PER_SECOND
-    seconds = max(in_order, max(loaded, read) / CLOCKS_PER_SECOND, work.least_seconds)
+    seconds = max(
+        in_order,
+        max(loaded, read) / CLOCKS_PER_SECOND,
+        work.memory_seconds,
+        work.least_seconds,
+    )
     alone = way.clocks_with(_on_a_simd(1, work.waves))
     return LaunchTime(
         path=mix,
