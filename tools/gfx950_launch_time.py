@@ -45,6 +45,7 @@ class Work:
         weight_bytes_of_clock: Bytes of w that a wave multiplies in a clock of the matrix unit.
         moved_bytes: Bytes of x, w, scales and y, each counted once.
         flops: Multiplications and additions of the whole product.
+        slot_bytes: Bytes of partial sums that are stored and loaded again.
         has_second_launch: Whether a second launch adds partial sums.
     """
 
@@ -55,6 +56,7 @@ class Work:
     weight_bytes_of_clock: float
     moved_bytes: float
     flops: float
+    slot_bytes: float = 0.0
     has_second_launch: bool = False
 
     @property
@@ -67,6 +69,12 @@ class Work:
         """What memory needs: fewer than half of the compute units do not reach its peak rate."""
         reached = min(1.0, self.workgroups / (COMPUTE_UNITS * UNITS_FOR_FULL_BANDWIDTH))
         return self.moved_bytes / (HBM_BYTES_PER_SECOND * reached)
+
+    @property
+    def split_seconds(self) -> float:
+        """What partial sums take beside the work itself: it is done before they are exchanged."""
+        second = SECOND_LAUNCH_SECONDS if self.has_second_launch else 0.0
+        return second + self.slot_bytes / HBM_BYTES_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ def work_of(geometry: Geometry, m: int) -> Work:
         weight_bytes_of_clock=step_bytes / geometry.step_clocks,
         moved_bytes=moved_bytes(m, problem.n, problem.k, geometry.lhs_bits, geometry.rhs_bits),
         flops=2.0 * m * problem.n * problem.k,
+        slot_bytes=slot_bytes(m, problem.n, geometry.splits),
         has_second_launch=geometry.splits > 1 and geometry.tier.reduce == "second_launch",
     )
 
@@ -159,6 +168,11 @@ class Way:
         return self.clocks[waves]
 
 
+def slot_bytes(m: int, n: int, splits: int) -> float:
+    """Bytes of f32 partial sums on their way to memory and back."""
+    return 2 * 4.0 * splits * m * n if splits > 1 else 0.0
+
+
 def launch_time(way: Way, facts: KernelFacts, work: Work) -> LaunchTime:
     """The estimate of one launch.
 
@@ -194,7 +208,7 @@ def launch_time(way: Way, facts: KernelFacts, work: Work) -> LaunchTime:
         workgroups=work.workgroups,
         resident=resident,
         in_order_seconds=in_order,
-        seconds=seconds + (SECOND_LAUNCH_SECONDS if work.has_second_launch else 0.0),
+        seconds=seconds + work.split_seconds,
         least_seconds=work.least_seconds,
     )
 
