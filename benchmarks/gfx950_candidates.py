@@ -148,7 +148,7 @@ def formula_seconds(geometry: Geometry, m: int) -> float:
     loaded = waves * (steps + stages - 1) * step.loaded_bytes / L1_BYTES_PER_CLOCK
     read = waves * steps * step.read_bytes / LDS_BYTES_PER_CLOCK
     in_order = max(clocks, loaded, read) / CLOCKS_PER_SECOND
-    return max(in_order, work.memory_seconds, work.least_seconds)
+    return max(in_order, work.memory_seconds, work.least_seconds) + work.split_seconds
 
 
 def _fitting(geometry: Geometry) -> int:

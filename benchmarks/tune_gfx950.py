@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from benchmarks.gfx950_candidates import best_candidates
 from benchmarks.gfx950_static import CompiledTier, compile_tier, selected_tier
 from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950.geometry import Geometry
-from block32.lowering.gfx950.select import merge_equal, tier_from_table, tuned_tiers
+from block32.lowering.gfx950.select import tier_from_table, tuned_tiers
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.gfx950_launch_time import LaunchTime, launch_time, work_of
 from block32.tools.output import write_atomically
@@ -131,7 +131,7 @@ def launch_at(kernel: CompiledTier, m: int, n: int, k: int) -> LaunchTime:
     return launch_time(kernel.way, kernel.facts, work)
 
 
-def table_text(table: dict[tuple[int, int], Sequence[KernelTier]]) -> str:
+def table_text(table: Mapping[tuple[int, int], Sequence[KernelTier]]) -> str:
     """The table as TOML."""
     shapes = [HEADER]
     for (n, k), tiers in table.items():
@@ -186,7 +186,7 @@ def main() -> int:
                 progress.advance(task)
             found = [tier for tier in tiers if tier is not None]
             if len(found) == len(ROWS):
-                table[n, k] = merge_equal(found)
+                table[n, k] = found
             else:
                 not_reached.append((n, k))
     write_atomically(arguments.table, table_text(table).encode())
