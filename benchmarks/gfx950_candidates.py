@@ -28,6 +28,7 @@ from block32.lowering.gfx950.machine import (
     WAVE_LANES,
     XCDS,
 )
+from block32.lowering.gfx950.select import FEWEST_ROWS
 from block32.lowering.gfx950.target import REGISTER_MARGIN
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.gfx950_estimate import ISSUE_CLOCKS
@@ -48,7 +49,7 @@ def all_tiers(m: int) -> Iterator[KernelTier]:
     """Every configuration of the search for up to ``m`` rows, whether it is possible or not."""
     if m <= PACKED_ROWS:
         yield from _packed_tiers(m)
-    if m > 8:
+    if m > FEWEST_ROWS:
         yield from _tiled_tiers(m)
 
 

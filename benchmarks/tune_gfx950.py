@@ -26,7 +26,7 @@ from benchmarks.gfx950_candidates import best_candidates
 from benchmarks.gfx950_static import CompiledTier, compile_tier, selected_tier
 from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950.geometry import Geometry
-from block32.lowering.gfx950.select import tier_from_table, tuned_tiers
+from block32.lowering.gfx950.select import FEWEST_ROWS, tier_from_table, tuned_tiers
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.gfx950_launch_time import LaunchTime, launch_time, work_of
 from block32.tools.output import write_atomically
@@ -100,7 +100,9 @@ class Tuner:
 
     def _search(self, m: int, n: int, k: int) -> Measured:
         candidates = best_candidates(m, n, k, self.tries)
-        candidates.append(replace(selected_tier(m, n, k), max_m=None))
+        before = replace(selected_tier(m, n, k), max_m=None)
+        if before.form == "packed" or m > FEWEST_ROWS:
+            candidates.append(before)  # a handful of rows stays packed, where x can be quantised
         measured = [self._measure(m, n, k, tier) for tier in dict.fromkeys(candidates)]
         usable = [result for result in measured if result is not None]
         least = min(result.seconds for result in usable)

@@ -97,6 +97,7 @@ def test_the_table_has_only_what_fits_as_it_stands(n: int, k: int):
     problem = ScaledMatmul(m=None, n=n, k=k, result="bf16")
     tiers = tuned_tiers()[n, k]
     assert tuple(tier.max_m for tier in tiers) == tune_gfx950.ROWS, "selection merges them"
+    assert tiers[0].form == "packed", "a handful of rows, whose x may be quantised in the kernel"
     for tier in tiers:
         geometry = Geometry(problem, tier)
         assert geometry.problem_with_tile() is None
