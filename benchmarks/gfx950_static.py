@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from iree.compiler import ir
 from iree.compiler.tools import compile_str
@@ -93,6 +94,7 @@ class CompiledTier:
         return launch_time(self.way, self.facts, work)
 
 
+@cache
 def compile_tier(n: int, k: int, tier: KernelTier) -> CompiledTier:
     """The kernel of a configuration for a dynamic M and a bf16 result."""
     target = Gfx950Target()
@@ -189,7 +191,7 @@ class Row:
 def measure(m: int, n: int, k: int) -> Row:
     """Compile the kernel that serves ``m`` rows of a dynamic M, and read its code."""
     tier = selected_tier(m, n, k)
-    kernel = compile_tier(n, k, tier)
+    kernel = compile_tier(n, k, replace(tier, max_m=None))
     loop = estimate(kernel.code, kernel.waves_on_a_simd)
     work = work_of(kernel.geometry, m)
     return Row((m, n, k), tier, kernel.facts, work, loop, kernel.launch(m))

@@ -3,6 +3,8 @@
 """Sweep the gfx950 kernels over shapes and rows in the executor, against float64.
 
 One module with a dynamic M is compiled for each weight shape and run with every number of rows.
+Each tier of the table is run alone as well, with one row less than it serves (``--tiers``: these
+only).
 Of each result a few tiles are run: corners, edges and one at random, with all their K ranges. What
 lies outside of those tiles has to keep what it held before, and each tier has to multiply with
 matrix instructions. ``--log`` keeps the verdicts, and a second run with it does what is missing.
@@ -15,7 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,16 @@ def cases() -> Iterator[Case]:
     for n, k in tuned_tiers():
         for m in ROWS:
             yield Case(m, ScaledMatmul(m=None, n=n, k=k, result="bf16"))
+    yield from tier_cases()
+
+
+def tier_cases() -> Iterator[Case]:
+    """Every tier of the table by itself: a dynamic M has some of them, a static M any one."""
+    for (n, k), tiers in tuned_tiers().items():
+        problem = ScaledMatmul(m=None, n=n, k=k, result="bf16")
+        for tier in tiers:
+            assert tier.max_m is not None
+            yield Case(tier.max_m - 1, problem, (replace(tier, max_m=None),))
 
 
 @cache
@@ -286,11 +298,13 @@ def main() -> int:
     """Run the cases; 0 if all are right."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--tiers", action="store_true", help="only the tiers of the table")
     parser.add_argument("--samples", type=int, default=3, help="tiles of each result, 1 to 5")
     parser.add_argument("--log", type=Path, help="add verdicts here, skip those right in it")
     arguments = parser.parse_args()
     done = already_right(arguments.log)
-    wanted = [c for c in cases() if arguments.only in c.name]
+    every = tier_cases() if arguments.tiers else cases()
+    wanted = [case for case in every if arguments.only in case.name]
     todo = [case for case in wanted if case.name not in done]
     failed = 0
     for number, case in enumerate(todo, start=1):

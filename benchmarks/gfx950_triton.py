@@ -38,6 +38,7 @@ from block32.tools.gfx950_launch_time import (
     Work,
     launch_time,
     moved_bytes,
+    slot_bytes,
 )
 from block32.tools.gfx950_listing import KernelFacts, facts_of, occupancy
 
@@ -198,10 +199,12 @@ class TritonKernel:
     """A compiled kernel.
 
     Attributes:
+        hsaco: The code object.
         code: Its instructions.
-        facts: Registers and LDS.
+        facts: Its name, registers and LDS.
     """
 
+    hsaco: bytes
     code: tuple[Instruction, ...]
     facts: KernelFacts
 
@@ -264,6 +267,7 @@ def _compile(tier: KernelTier, is_even: bool) -> TritonKernel:
     facts = facts_of(hsaco, kernel)
     fitting = occupancy(facts.vgprs + facts.agprs, lds, facts.threads)
     return TritonKernel(
+        hsaco,
         tuple(instructions(hsaco, kernel.name)),
         replace(facts, lds_bytes=lds, occupancy=fitting),
     )
@@ -286,6 +290,7 @@ def work_of(tier: KernelTier, kernel: TritonKernel, m: int, n: int, k: int) -> W
         weight_bytes_of_clock=block_n * step / tier.warps / mix.mfma_clocks,
         moved_bytes=moved_bytes(m, n, k),
         flops=2.0 * m * n * k,
+        slot_bytes=slot_bytes(m, n, partition.count),
         has_second_launch=partition.count > 1 and tier.reduce == "second_launch",
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
+from iree.compiler.passmanager import PassManager
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import IndexValue, as_value, constant
@@ -139,6 +140,8 @@ def emit_kernels(spec: KernelSpec, executable: ir.Operation) -> None:
     kernels = [(launch, tier) for launch in spec.plan().launches for tier in spec.tiers]
     for function, (launch, tier) in zip(functions, kernels, strict=True):
         _emit_kernel(spec, launch, tier, function.operation)
+    if spec.target.merges_equal_ops:
+        PassManager.parse("builtin.module(func.func(cse))").run(kernel_declarations(executable))
 
 
 def kernel_declarations(executable: ir.Operation) -> ir.Operation:

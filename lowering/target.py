@@ -104,6 +104,8 @@ class Target(ABC):
         finishes_binaries: IREE's own binaries are replaced at phase hal (``finish_binaries``).
         quantizes: It has kernels for an x that is quantised on the way (``lhs_quantize``).
         groups: It has kernels for grouped matmuls (``grouping``).
+        merges_equal_ops: Equal operations of a kernel become one as soon as it is written. IREE
+            walks kernels in most of its passes, and that takes longer than LLVM where they are big.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Target(ABC):
     finishes_binaries: bool = False
     quantizes: bool = False
     groups: bool = False
+    merges_equal_ops: bool = False
 
     @abstractmethod
     def compile_flags(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from block32.lowering.gfx950.machine import (
     MXFP8_FLOPS,
     SECOND_LAUNCH_SECONDS,
     SIMDS,
+    UNITS_FOR_FULL_BANDWIDTH,
 )
 from block32.tools.gfx950_estimate import path_clocks, wave_path
 from block32.tools.gfx950_executor import Instruction
@@ -44,6 +45,7 @@ class Work:
         weight_bytes_of_clock: Bytes of w that a wave multiplies in a clock of the matrix unit.
         moved_bytes: Bytes of x, w, scales and y, each counted once.
         flops: Multiplications and additions of the whole product.
+        slot_bytes: Bytes of partial sums that are stored and loaded again.
         has_second_launch: Whether a second launch adds partial sums.
     """
 
@@ -54,12 +56,25 @@ class Work:
     weight_bytes_of_clock: float
     moved_bytes: float
     flops: float
+    slot_bytes: float = 0.0
     has_second_launch: bool = False
 
     @property
     def least_seconds(self) -> float:
         """What memory or the matrix units need at their peak rates."""
         return max(self.moved_bytes / HBM_BYTES_PER_SECOND, self.flops / MXFP8_FLOPS)
+
+    @property
+    def memory_seconds(self) -> float:
+        """What memory needs: fewer than half of the compute units do not reach its peak rate."""
+        reached = min(1.0, self.workgroups / (COMPUTE_UNITS * UNITS_FOR_FULL_BANDWIDTH))
+        return self.moved_bytes / (HBM_BYTES_PER_SECOND * reached)
+
+    @property
+    def split_seconds(self) -> float:
+        """What partial sums take beside the work itself: it is done before they are exchanged."""
+        second = SECOND_LAUNCH_SECONDS if self.has_second_launch else 0.0
+        return second + self.slot_bytes / HBM_BYTES_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -115,6 +130,7 @@ def work_of(geometry: Geometry, m: int) -> Work:
         weight_bytes_of_clock=step_bytes / geometry.step_clocks,
         moved_bytes=moved_bytes(m, problem.n, problem.k, geometry.lhs_bits, geometry.rhs_bits),
         flops=2.0 * m * problem.n * problem.k,
+        slot_bytes=slot_bytes(m, problem.n, geometry.splits),
         has_second_launch=geometry.splits > 1 and geometry.tier.reduce == "second_launch",
     )
 
@@ -152,6 +168,11 @@ class Way:
         return self.clocks[waves]
 
 
+def slot_bytes(m: int, n: int, splits: int) -> float:
+    """Bytes of f32 partial sums on their way to memory and back."""
+    return 2 * 4.0 * splits * m * n if splits > 1 else 0.0
+
+
 def launch_time(way: Way, facts: KernelFacts, work: Work) -> LaunchTime:
     """The estimate of one launch.
 
@@ -171,7 +192,12 @@ def launch_time(way: Way, facts: KernelFacts, work: Work) -> LaunchTime:
     loaded = in_a_unit * work.waves * mix.loaded_bytes / L1_BYTES_PER_CLOCK
     read = in_a_unit * work.waves * mix.lds_read_bytes / LDS_BYTES_PER_CLOCK
     in_order = clocks / CLOCKS_PER_SECOND
-    seconds = max(in_order, max(loaded, read) / CLOCKS_PER_SECOND, work.least_seconds)
+    seconds = max(
+        in_order,
+        max(loaded, read) / CLOCKS_PER_SECOND,
+        work.memory_seconds,
+        work.least_seconds,
+    )
     alone = way.clocks_with(_on_a_simd(1, work.waves))
     return LaunchTime(
         path=mix,
@@ -182,7 +208,7 @@ def launch_time(way: Way, facts: KernelFacts, work: Work) -> LaunchTime:
         workgroups=work.workgroups,
         resident=resident,
         in_order_seconds=in_order,
-        seconds=seconds + (SECOND_LAUNCH_SECONDS if work.has_second_launch else 0.0),
+        seconds=seconds + work.split_seconds,
         least_seconds=work.least_seconds,
     )
 

@@ -60,3 +60,6 @@ LDS_BYTES_PER_CLOCK: Final = 256
 
 #: What a second launch adds, for estimates (no public figure).
 SECOND_LAUNCH_SECONDS: Final = 2.0e-6
+
+#: Share of the compute units that reach HBM's peak rate, for estimates (no public figure).
+UNITS_FOR_FULL_BANDWIDTH: Final = 0.5

@@ -15,7 +15,7 @@ from typing import Any
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.gfx950.atoms import ATOMS, MFMA_16X16X32_BF16
 from block32.lowering.gfx950.geometry import Geometry, geometry_of
-from block32.lowering.gfx950.machine import COMPUTE_UNITS, MEMORY_CLOCKS
+from block32.lowering.gfx950.machine import COMPUTE_UNITS
 from block32.lowering.gfx950.packed_quantize import FUSED_RULES
 from block32.lowering.gfx950.w8a16 import PARTS
 from block32.lowering.problem import ScaledMatmul, ceil_div
@@ -33,8 +33,9 @@ UNSCALED_TYPES = tuple(PARTS)
 #: Rows up to which one tier of a dynamic M serves all: the time is that of streaming the weight.
 FEWEST_ROWS = 8
 
-#: Most steps of K that a kernel's loop is unrolled by.
-MOST_STAGES = 4
+#: How far apart the tiers of a dynamic M are: each at so many times the rows of the one before.
+#: A module holds them all, and compiling one takes about 0.4 s; tables have more.
+ROWS_APART = 4
 
 #: Most arrival counters of a launch; with more tiles, partial sums are added by a second launch.
 MAX_COUNTERS = 65536
@@ -116,14 +117,14 @@ def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         return _quantizing(problem, select(problem.quantized(), facts))
     tuned = None if problem.grouping else _tuned(problem)
     tiers = tuned or _default(problem)
-    tiers = unbounded_last(thin(tiers) if problem.m is None else tiers)
+    if problem.m is None and tuned:
+        tiers = thin(tiers)
+    tiers = unbounded_last(tiers)
     if problem.m is not None:
         m = problem.m
         chosen = next(tier for tier in tiers if tier.max_m is None or m <= tier.max_m)
         tiers = (replace(chosen, max_m=None),)
     fitted = [fit(problem, tier) for tier in tiers]
-    if tuned:
-        fitted = [deepen(problem, tier) for tier in fitted]
     return Selection(
         KernelConfig(NAME, merge_equal(fitted)), "tuned shape" if tuned else "default tiles"
     )
@@ -247,14 +248,14 @@ def tier_from_table(fields: dict[str, Any]) -> KernelTier:
 
 
 def thin(tiers: tuple[KernelTier, ...]) -> tuple[KernelTier, ...]:
-    """Fewer tiers for a module that has to hold them all: each at twice the rows of the one before.
+    """Fewer tiers for a module that has to hold them all, ``ROWS_APART`` times apart.
 
-    A tier that is left out is served by the next larger one. Compiling a tier takes about 0.7 s.
+    A tier that is left out is served by the next larger one.
     """
     kept = [tiers[-1]]
     for tier in reversed(tiers[:-1]):
         limit = kept[-1].max_m
-        is_far = limit is None or (limit > FEWEST_ROWS and 2 * (tier.max_m or 0) <= limit)
+        is_far = limit is None or (limit > FEWEST_ROWS and ROWS_APART * (tier.max_m or 0) <= limit)
         if is_far:
             kept.append(tier)
     return tuple(reversed(kept))
@@ -281,24 +282,6 @@ def fit(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
         if Geometry(problem, candidate).problem_with_tile() is None:
             return _fit_reduction(problem, candidate)
     raise AssertionError(f"no kernel of the form {tier.form} fits {problem.describe()}")
-
-
-def deepen(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:
-    """The tier with as many stages as cover the way from memory, within the limits.
-
-    Tables were tuned for kernels that keep both operands in LDS, where more stages cost more.
-    """
-    best = tier
-    for stages in range(tier.stages + 1, MOST_STAGES + 1):
-        geometry = Geometry(problem, best)
-        in_flight = best.stages - (0 if geometry.is_packed else 1)
-        is_covered = in_flight * geometry.step_clocks >= MEMORY_CLOCKS
-        if is_covered or stages > geometry.steps_of_a_wave:
-            break
-        deeper = replace(best, stages=stages)
-        if Geometry(problem, deeper).problem_with_tile() is None:
-            best = deeper
-    return best
 
 
 def _fit_reduction(problem: ScaledMatmul, tier: KernelTier) -> KernelTier:

@@ -47,6 +47,7 @@ class Gfx950Target(Target):
     guards_empty = True
     quantizes = True
     groups = True
+    merges_equal_ops = True
 
     def compile_flags(self) -> tuple[str, ...]:
         """The iree-compile flags that choose this target's device."""

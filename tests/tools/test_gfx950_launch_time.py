@@ -74,6 +74,14 @@ def test_the_slowest_limit_decides():
     assert launch_time(way, FACTS, work(flops=5e15)).seconds == pytest.approx(1.0)
 
 
+def test_partial_sums_are_exchanged_after_the_work():
+    way = Way.create(kernel_with_a_loop(in_loop=8, behind=0), 32 * 8)
+    alone = launch_time(way, FACTS, work()).seconds
+    assert launch_time(way, FACTS, work(slot_bytes=8e12)).seconds == pytest.approx(alone + 1.0)
+    twice = launch_time(way, FACTS, work(has_second_launch=True)).seconds
+    assert twice == pytest.approx(alone + 2e-6)
+
+
 def test_more_workgroups_than_fit_take_further_rounds():
     way = Way.create(kernel_with_a_loop(in_loop=8, behind=0), 32 * 8)
     few = launch_time(way, replace(FACTS, occupancy=1), work())

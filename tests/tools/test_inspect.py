@@ -13,8 +13,9 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.cli import main
 from block32.tools.gfx950_executor import CodeObjectError, hsacos_from_vmfb, parse_code_object
+from block32.tools.gfx950_inspect_launch import tier_of
 from block32.tools.gfx950_listing import facts_of, occupancy
-from block32.tools.inspect import parse_kernel_name
+from block32.tools.inspect import Inspected, parse_kernel_name
 from tests.lowering.gfx950.kernels import compile_kernels
 from tests.modules import compiled
 
@@ -63,6 +64,34 @@ def test_json_has_every_kernel_and_its_loop(module: str, capsys: pytest.CaptureF
     assert packed["loop"]["widths"]["global load 16"] == 36
     assert 0 < packed["estimate"]["busy"] <= 1
     assert packed["estimate"]["bytes_per_clock"] > 0
+
+
+def test_a_launch_is_estimated_for_the_most_rows_of_a_tier_or_those_asked_for(
+    module: str, capsys: pytest.CaptureFixture[str]
+):
+    def launches(*arguments: str) -> list[dict[str, float]]:
+        assert main(["inspect", module, "--json", *arguments]) == 0
+        return [kernel["launch"] for kernel in json.loads(capsys.readouterr().out)]
+
+    default, asked = launches(), launches("--m", "100")
+    assert [launch["rows"] for launch in default] == [8, 32, 4096]
+    assert [launch["rows"] for launch in asked] == [100] * 3
+    assert asked[2]["workgroups"] == 2, "two tiles of 64 rows on 64 columns"
+    for launch in default:
+        assert launch["seconds"] >= launch["in_order_seconds"] > 0
+        assert launch["seconds"] >= launch["least_seconds"]
+        assert launch["memory_seconds"] > 0
+        assert launch["matrix_seconds"] > 0
+
+
+def test_a_kernel_that_this_version_would_not_choose_has_no_launch(tmp_path: Path):
+    problem = ScaledMatmul(m=64, n=64, k=512)
+    tier = KernelTier("tiled", tile=(64, 64, 128), warps=1, stages=2)
+    assert tier_of(problem, 0, threads=64) is None
+    assert tier_of(problem, 1, threads=256) is None
+    hsaco = compile_kernels(problem, (tier,))
+    (kernel,) = parse_code_object(hsaco).kernels.values()
+    assert Inspected.create(hsaco, kernel).launch is None
 
 
 def test_text_lists_registers_and_mix(module: str, capsys: pytest.CaptureFixture[str]):
