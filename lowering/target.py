@@ -104,6 +104,7 @@ class Target(ABC):
         finishes_binaries: IREE's own binaries are replaced at phase hal (``finish_binaries``).
         quantizes: It has kernels for an x that is quantised on the way (``lhs_quantize``).
         groups: It has kernels for grouped matmuls (``grouping``).
+        extra: The extra of block32's package whose packages its kernels are written with.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Target(ABC):
     finishes_binaries: bool = False
     quantizes: bool = False
     groups: bool = False
+    extra: str = ""
 
     @abstractmethod
     def compile_flags(self) -> tuple[str, ...]:

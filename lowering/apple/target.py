@@ -34,6 +34,7 @@ class AppleM5Target(Target):
     guards_empty = True
     finishes_binaries = True
     groups = True
+    extra = "apple"
 
     def compile_flags(self) -> tuple[str, ...]:
         """IREE's Metal device, with Metal source for IREE's own kernels.
