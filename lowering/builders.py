@@ -9,7 +9,8 @@ Every function builds at the current insertion point, inside a function of a mod
         y = scaled_linear(x, weight, scales, bias=bias, activation="relu", quantize="rceil")
 
 What is built is a call of a composite: a private function of the same module whose body is the
-meaning in plain linalg, so that an ``iree-compile`` without block32 compiles it too, slowly.
+meaning in plain linalg. ``block32-inline-composites`` makes plain linalg of the calls, for an
+``iree-compile`` without block32.
 """
 
 from __future__ import annotations
