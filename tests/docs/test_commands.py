@@ -173,7 +173,8 @@ def test_blocks_are_read_as_a_reader_does(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "Save this\nas `a.py`:\n\n```python\nx = 1\n```\n\nRun\n\n```\n"
-        "pip install 'block32[torch]'\nblock32 run \\\n    a.vmfb\nblock32 run b.vmfb --device=hip  # needs an MI355X\n```\n\n"
+        "pip install 'block32[torch]'\nblock32 run \\\n    a.vmfb\n"
+        "block32 run b.vmfb --device=hip  # needs an MI355X\n```\n\n"
         "<!-- not run: takes an hour -->\n```\nsleep 3600\n```\n\n```text\nno command\n```\n"
     )
     program, commands, slow, text = blocks_of(page)
