@@ -31,7 +31,12 @@ from block32.lowering.target import RESULT, Launch
 CHECK_PREFIX = "expected x and its"
 
 #: Operands that have a row for each row of x.
-_OPERANDS_WITH_ROWS = {"lhs_scale": "scales", "row_scale": "row scales", "residual": "residual"}
+_OPERANDS_WITH_ROWS = {
+    "lhs_scale": "scales",
+    "row_scale": "row scales",
+    "residual": "residual",
+    "init": "initial value",
+}
 
 
 def operand_types(problem: ScaledMatmul) -> dict[str, ir.Type]:

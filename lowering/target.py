@@ -106,6 +106,7 @@ class Target(ABC):
         groups: It has kernels for grouped matmuls (``grouping``).
         merges_equal_ops: Equal operations of a kernel become one as soon as it is written. IREE
             walks kernels in most of its passes, and that takes longer than LLVM where they are big.
+        extra: The extra of block32's package whose packages its kernels are written with.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Target(ABC):
     quantizes: bool = False
     groups: bool = False
     merges_equal_ops: bool = False
+    extra: str = ""
 
     @abstractmethod
     def compile_flags(self) -> tuple[str, ...]:

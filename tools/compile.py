@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from iree.compiler import ir
@@ -58,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="?",
         const="-",
         metavar="DIR",
-        help="write the IR after every pass to DIR (to stderr without one)",
+        help="write the IR after every pass, and before one that fails, to DIR (default: stderr)",
     )
     parser.add_argument("--quiet", action="store_true", help="print no remarks")
     parser.set_defaults(handler=run, takes_iree_flags=True)
@@ -88,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = read_model(path, sys.stdin.buffer.read() if path == "-" else None)
     name = "<stdin>" if path == "-" else path
     console = Console(stderr=True)
+    dump = _Dump(arguments.dump_ir_after_all)
     with console.status("compiling") as status:
         options = CompileOptions(
             target=arguments.target,
@@ -95,19 +97,20 @@ def run(arguments: argparse.Namespace) -> int:
             flags=tuple(flags),
             on_remark=remark_printer(arguments.quiet),
             on_phase=_show_phase(status, name),
-            after_pass=_dumper(arguments.dump_ir_after_all),
+            after_pass=dump.after,
         )
-        output = _compile(source, name, path, options)
+        output = _compile(source, name, path, options, dump)
     write_output(arguments.output, output)
     return 0
 
 
-def _compile(source: bytes, name: str, path: str, options: CompileOptions) -> bytes:
+def _compile(source: bytes, name: str, path: str, options: CompileOptions, dump: _Dump) -> bytes:
     if requested_phase(options.flags) in EARLY_PHASES:
         return compile_early_phase(source, name, options)
     try:
         return compile_source(source, name, options)
     except PassFailedError as error:
+        dump.before(error)
         raise explain_failure(error, path, options) from error
     except IreeCompileError as error:
         raise DiagnosticError(error.location, error.message) from error
@@ -163,24 +166,38 @@ def _show_phase(status: Status, name: str) -> Callable[[str], None]:
     return lambda phase: status.update(f"{name}: {phase}")
 
 
-def _dumper(folder: str | None) -> Callable[[PipelinePass, ir.Module], None]:
-    """What is done with the IR after each pass."""
-    if folder is None:
-        return lambda _pass, _module: None
-    count = 0
+@dataclass
+class _Dump:
+    """Writes the IR after each pass, and before one that fails.
 
-    def dump(current: PipelinePass, module: ir.Module) -> None:
-        nonlocal count
-        text = module.operation.get_asm(enable_debug_info=True)
-        if folder == "-":
-            print(f"// ----- IR after {current.describe()} -----\n{text}", file=sys.stderr)
+    Attributes:
+        folder: Where to, ``-`` for stderr, or None for nowhere.
+        count: Passes so far.
+    """
+
+    folder: str | None
+    count: int = 0
+
+    def after(self, current: PipelinePass, module: ir.Module) -> None:
+        """Write the IR after a pass."""
+        if self.folder is not None:
+            text = module.operation.get_asm(enable_debug_info=True)
+            self._write(f"after {current.describe()}", _name(current), text)
+
+    def before(self, error: PassFailedError) -> None:
+        """Write the IR that the failing pass was given."""
+        if self.folder is not None:
+            name = f"before-{_name(error.failed)}"
+            self._write(f"before {error.failed.describe()}", name, error.ir_before)
+
+    def _write(self, title: str, name: str, text: str) -> None:
+        if self.folder is None or self.folder == "-":
+            print(f"// ----- IR {title} -----\n{text}", file=sys.stderr)
             return
-        name = _name(current)
-        _make_folder(folder)
-        write_atomically(Path(folder) / f"{count:02}-{name}.mlir", text.encode())
-        count += 1
-
-    return dump
+        _make_folder(self.folder)
+        path = Path(self.folder) / f"{self.count:02}-{name}.mlir"
+        write_atomically(path, text.encode())
+        self.count += 1
 
 
 def _make_folder(folder: str) -> None:

@@ -88,7 +88,7 @@ def import_source(
     module = parse_module(imported, name)
     options = with_own_devices(module, name, options)
     devices = own_devices(module)
-    return module, facts_of(devices) if devices else _device_facts(options), options
+    return module, facts_of(devices) if devices else options_facts(options), options
 
 
 def lower_input(source: bytes, name: str, options: CompileOptions) -> bytes:
@@ -111,7 +111,12 @@ def lower_input(source: bytes, name: str, options: CompileOptions) -> bytes:
     return to_bytecode(module)
 
 
-def _device_facts(options: CompileOptions) -> DeviceFacts:
+def options_facts(options: CompileOptions) -> DeviceFacts:
+    """The machine that the flags are for.
+
+    Raises:
+        DiagnosticError: IREE does not take them, or knows no such CPU.
+    """
     try:
         return device_facts(tuple(f for f in options.target_flags() if "--compile-" not in f))
     except IreeCompileError as error:

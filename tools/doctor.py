@@ -8,12 +8,14 @@ import argparse
 import json
 import platform
 import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Final, Literal
 
+from iree.compiler.tools.binaries import find_tool
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,17 +32,27 @@ from block32.runtime.fit import (
     version_problem,
     what_would_work,
 )
+from block32.runtime.load import load
 from block32.runtime.machine import Machine, this_machine
 from block32.runtime.vmfb import Vmfb, read_vmfb
+from block32.tools.compiler import options_facts
+from block32.tools.extras import installed_version, packages_by_extra, requirements_of_block32
 from block32.tools.iree_compile import device_facts
+from block32.tools.options import CompileOptions, check_options
+from block32.tools.run import parse_parameters
 
 _EXAMPLES = """examples:
   block32 doctor                      versions, CPU, devices, extras
   block32 doctor model.vmfb           ... and whether the module runs here
-  block32 doctor --target=gfx950      ... and whether this machine runs what is compiled for gfx950
+  block32 doctor model.vmfb --parameters=model=model.irpa
+                                      ... and whether its parameters are in the file
+  block32 doctor --target=gfx950      ... whether this machine runs what is compiled for gfx950
+  block32 doctor --target=cpu --cpu=znver4 --iree-llvmcpu-target-cpu=host
+                                      ... and whether the flags of a compile go together
   block32 doctor model.vmfb --json
 
-Exits with 1 when something does not fit.
+Exits with 0 when all fits, with 1 when something does not (a line marked "no"), and with 2 for a
+wrong command line. Other flags are those of iree-compile; give values as --flag=value.
 """
 Status = Literal["ok", "note", "bad"]
 _MARKS: Final[dict[str, str]] = {"ok": "[green]ok[/]", "note": "[yellow]-[/]", "bad": "[red]no[/]"}
@@ -49,8 +61,6 @@ _HOST_FLAGS: Final = (
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
 )
-#: Extras that are for working on block32 itself.
-_OWN_EXTRAS: Final = ("test", "lint")
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "doctor",
         help="check the installation, this machine, and whether a vmfb fits",
         description="Say which versions are installed, what this machine can run, and whether a "
-        "vmfb fits both; name a cure for what does not.",
+        "vmfb, its parameters and the flags of a compile fit; name a cure for what does not.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -85,8 +95,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--target", metavar="NAME", help=f"check for this target: {', '.join(TARGETS)}"
     )
+    parser.add_argument("--cpu", metavar="NAME", help="check the --cpu of a compile")
+    parser.add_argument(
+        "--parameters",
+        action="append",
+        default=[],
+        metavar="[SCOPE=]FILE",
+        help="check that the vmfb's parameters are in these files",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(handler=run)
+    parser.set_defaults(handler=run, takes_iree_flags=True, iree_flags=[])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,24 +113,43 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         DiagnosticError: The vmfb cannot be read, or there is no such target.
     """
-    contents = read_vmfb(arguments.module) if arguments.module else None
+    path, flags = _split(arguments)
+    contents = read_vmfb(path) if path else None
     needs = target_requirement(arguments.target) if arguments.target else None
+    extra = target_named(arguments.target).extra if arguments.target else ""
+    parameters = parse_parameters(arguments.parameters)
     machine = this_machine()
+    compiler = installed_version("iree-base-compiler")
     findings = [
-        *check_versions(_installed("iree-base-compiler"), _installed("iree-base-runtime")),
+        *check_versions(compiler, installed_version("iree-base-runtime")),
+        *check_old_packages(installed_version),
+        *check_path(compiler, _output),
         *check_cpu(machine),
         *check_devices(machine),
-        *check_extras(_block32_requires(), _installed),
+        *check_extras(requirements_of_block32(), installed_version, extra),
+        *check_flags(CompileOptions(arguments.target, arguments.cpu, tuple(flags))),
     ]
     if arguments.target:
         findings += check_target(arguments.target, needs, machine)
     if contents is not None:
-        findings += check_module(contents, machine)
+        module = check_module(contents, machine)
+        fits = all(finding.status != "bad" for finding in module)
+        findings += module + (check_parameters(path, contents, parameters) if fits else [])
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         Console().print(report(findings))
     return 1 if any(finding.status == "bad" for finding in findings) else 0
+
+
+def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """The vmfb, or an empty string, and the flags that are iree-compile's."""
+    rest: list[str] = arguments.iree_flags
+    flags = [argument for argument in rest if argument.startswith("-")]
+    if len(flags) != len(rest):
+        others = ", ".join(argument for argument in rest if argument not in flags)
+        raise DiagnosticError("block32 doctor", f"expected one vmfb at most but also got {others}")
+    return arguments.module or "", flags
 
 
 def report(findings: Iterable[Finding]) -> Table:
@@ -194,30 +231,69 @@ def check_devices(machine: Machine) -> list[Finding]:
 
 
 def check_extras(
-    requires: Sequence[str] | None, installed: Callable[[str], str | None]
+    requires: Sequence[str] | None, installed: Callable[[str], str | None], needed: str = ""
 ) -> list[Finding]:
     """The optional packages of each extra.
 
     Args:
         requires: The requirements in block32's own metadata, None where it is not installed.
         installed: The version of a package, or None.
+        needed: The extra without which the target does not compile, or empty.
     """
     if requires is None:
         cure = "pip install --editable . in the checkout"
         return [Finding("extras", "unknown: block32 is not installed as a package", "note", cure)]
-    packages: dict[str, list[str]] = {}
-    for requirement in requires:
-        name = re.match(r"[\w.-]+", requirement)
-        extra = re.search(r"extra\s*==\s*[\"']([^\"']+)[\"']", requirement)
-        if name and extra and extra[1] not in _OWN_EXTRAS:
-            packages.setdefault(extra[1], []).append(name[0])
     findings: list[Finding] = []
-    for extra, names in packages.items():
-        found = ", ".join(f"{name} {installed(name) or 'missing'}" for name in names)
-        complete = all(installed(name) for name in names)
+    for extra, packages in packages_by_extra(requires, installed).items():
+        complete = all(package.fits for package in packages)
+        found = ", ".join(package.describe() for package in packages)
+        status: Status = "ok" if complete else "bad" if extra == needed else "note"
         cure = "" if complete else f"pip install 'block32[{extra}]'"
-        findings.append(Finding(f"extra {extra}", found, "ok" if complete else "note", cure))
+        findings.append(Finding(f"extra {extra}", found, status, cure))
     return findings
+
+
+def check_flags(options: CompileOptions) -> list[Finding]:
+    """Whether the target, the CPU and IREE's flags go together, and IREE takes them."""
+    asked = (options.target is not None, options.cpu is not None, bool(options.flags))
+    if not any(asked):
+        return []
+    try:
+        check_options(options)
+        facts = options_facts(options)
+    except DiagnosticError as error:
+        return [Finding("flags", error.message, "bad", "; ".join(error.notes))]
+    flags = " ".join(options.target_flags()) or "none"
+    findings = [Finding("flags", f"target {options.target_name()}: {flags}")]
+    return findings + (kernel_forms(facts) if options.target_name() == "cpu" else [])
+
+
+def check_path(version: str | None, run: Callable[[Sequence[str]], str]) -> list[Finding]:
+    """The ``iree-compile`` that a shell finds, which a spec is used with.
+
+    Args:
+        version: The version of the installed compiler package.
+        run: Gives the output of a command.
+    """
+    program = shutil.which("iree-compile")
+    if program is None or version is None:
+        return []
+    match = re.search(r"version (\d+\.\d+\.\d+)", run([program, "--version"]))
+    found = match[1] if match else "unknown"
+    if found == version:
+        return [Finding("iree-compile on PATH", f"{program}: {found}")]
+    cure = f"use specs with {find_tool('iree-compile')}, or put it first on PATH"
+    return [Finding("iree-compile on PATH", f"{program}: {found}, not {version}", "note", cure)]
+
+
+def check_old_packages(installed: Callable[[str], str | None]) -> list[Finding]:
+    """Packages by the names that IREE had until 2024: they hold the same modules."""
+    old = [name for name in ("iree-compiler", "iree-runtime") if installed(name)]
+    if not old:
+        return []
+    names = " ".join(old)
+    cure = f"pip uninstall {names}, then install block32 again"
+    return [Finding("old IREE packages", f"{names} hide those that block32 uses", "bad", cure)]
 
 
 def target_requirement(name: str) -> Requirement | None:
@@ -271,21 +347,31 @@ def check_module(contents: Vmfb, machine: Machine) -> list[Finding]:
         cure = "" if fits else what_would_work((need,), machine.architecture)
         verdict = problem or f"runs with --device={need.drivers[0]}"
         findings.append(Finding("its code", f"{code}; {verdict}", status, cure))
-    if "io_parameters" in contents.dependencies:
-        cure = "give them with --parameters=[SCOPE=]FILE"
-        findings.append(Finding("its parameters", "are in files of their own", "note", cure))
     return findings
 
 
-def _installed(package: str) -> str | None:
+def check_parameters(path: str, contents: Vmfb, files: Mapping[str, str]) -> list[Finding]:
+    """Whether the parameters that a module needs are in the files: it is loaded with them."""
+    needs = "io_parameters" in contents.dependencies
+    if not needs and not files:
+        return []
+    if not needs:
+        cure = "leave out --parameters"
+        return [Finding("its parameters", "it has none, but files are given", "note", cure)]
+    cure = "give them with --parameters=[SCOPE=]FILE"
+    if not files:
+        return [Finding("its parameters", "are in files of their own", "note", cure)]
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        load(path, parameters=files)
+    except DiagnosticError as error:
+        found = f"{error.location}: {error.message}"
+        return [Finding("its parameters", found, "bad", "; ".join(error.notes) or cure)]
+    return [Finding("its parameters", f"all are in {', '.join(files.values())}")]
 
 
-def _block32_requires() -> list[str] | None:
+def _output(command: Sequence[str]) -> str:
     try:
-        return metadata.requires("block32") or []
-    except metadata.PackageNotFoundError:
-        return None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

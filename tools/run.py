@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = [_output_path(output) for output in arguments.output]
     dims = parse_dims(arguments.dim)
     module = load(
-        arguments.module, arguments.device, parameters=_parse_parameters(arguments.parameters)
+        arguments.module, arguments.device, parameters=parse_parameters(arguments.parameters)
     )
     function = choose_function(module, arguments.function)
     call = function.bind(*make_inputs(function.signature, arguments.input, dims))
@@ -241,7 +241,8 @@ def _output_path(option: str) -> str:
     return option[1:]
 
 
-def _parse_parameters(options: list[str]) -> dict[str, str]:
+def parse_parameters(options: list[str]) -> dict[str, str]:
+    """Read ``[SCOPE=]FILE``: files by their scope."""
     found: dict[str, str] = {}
     for option in options:
         scope, _, path = option.rpartition("=")

@@ -35,6 +35,7 @@ class AppleTarget(Target):
     guards_empty = True
     finishes_binaries = True
     groups = True
+    extra = "apple"
 
     def compile_flags(self) -> tuple[str, ...]:
         """IREE's Metal device, with Metal source for IREE's own kernels.

@@ -17,7 +17,7 @@ from block32.lowering.problem import RESULT_TYPES, Epilogue, ScaledMatmul
 from block32.passes.canonical import CanonicalMatmul
 from block32.passes.fusing.body import Step, is_silu, read_steps
 from block32.passes.raising.contraction import Operand
-from block32.passes.raising.dequantized import through_views
+from block32.passes.raising.views import through_views
 
 _ORDER = ("row_scale", "scale", "bias", "residual", "activation")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from iree.compiler import ir
 
 from block32.passes.raising.contraction import ACTIVATION_TYPES, Operand
-from block32.passes.raising.dequantized import through_views
 from block32.passes.raising.dequantized_matmul import OP_NAMES, operands_of
+from block32.passes.raising.views import through_views
 from block32.passes.walk import operations_named
 
 _PARAMETER = re.compile(r'#flow\.parameter\.named<(?:"([^"]*)"::)?"([^"]*)">')

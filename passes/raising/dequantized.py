@@ -1,33 +1,47 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operands that the program dequantises itself, and views of tensors.
+"""Operands that the program dequantises itself.
 
-An element of a tensor is followed back through transposes, broadcasts, reshapes and elementwise
-arithmetic to what is stored: an fp8 code and the E8M0 scale that it is multiplied by, each with
-the index at which it is read. A scale may also be a constant of a wider float type, if all its
-values are powers of two. The indices are affine in the loops of the matmul, so that they say
-which block shares a scale whatever ops the importer wrote.
+An element of a tensor is followed back through views and elementwise arithmetic to what is stored:
+an fp8 code and the E8M0 scale that it is multiplied by, each with the index at which it is read.
+The indices are affine in the loops of the matmul, so that they say which block shares a scale
+whatever ops the importer wrote.
+
+A scale may also be a constant of a wider float type, if all its values are powers of two; or
+``2^(b - 127)`` of an unsigned byte b, which is E8M0 written out. (For b = 255 that is an infinity,
+and in E8M0 a NaN.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from iree.compiler import ir
 
+from block32.lowering.common.tensors import bitcast
 from block32.lowering.problem import VALUE_TYPES, ceil_div
 from block32.passes import constants
 from block32.passes.raising.contraction import SCALE_TYPE, NotServedError, Operand
+from block32.passes.raising.views import (
+    MOST_STEPS,
+    loop_indices,
+    operand_indices,
+    source_of_slice,
+    source_of_view,
+)
 
 #: Elementwise ops that keep a product of a code and a scale what it is. Rounding an fp8 value
 #: times a power of two to bf16 or f16 is exact, but where it leaves the range of f16.
 _CONVERSIONS = ("arith.extf", "arith.truncf")
 _PRODUCTS = ("arith.mulf", "arith.scaling_extf")
+#: Conversions of a byte to a number, and those that take it as unsigned.
+_WIDENINGS = ("arith.uitofp", "arith.sitofp", "arith.extui", "arith.extsi", "arith.extf")
+_UNSIGNED = ("arith.uitofp", "arith.extui")
+_BIAS = 127
+BYTE = "i8"
 #: What a scale of a wider float type comes from, if its values are known.
 _CONSTANTS = ("arith.constant", "util.global.load")
-#: Ops that are followed back before giving up: longer chains are no dequantisation.
-_MOST_STEPS = 64
 
 
 class _OtherError(Exception):
@@ -40,11 +54,12 @@ class _Trace:
 
     codes: list[Operand] = field(default_factory=list)
     scales: list[Operand] = field(default_factory=list)
+    biases: int = 0
     steps: int = 0
 
     def take_step(self) -> None:
         self.steps += 1
-        if self.steps > _MOST_STEPS:
+        if self.steps > MOST_STEPS:
             raise _OtherError
 
 
@@ -72,10 +87,28 @@ def read(operand: Operand, symbols: ir.SymbolTable) -> tuple[Operand, Operand] |
     sizes = _loop_sizes(operand)
     if not _covers(codes, sizes) or not _covers(scales, sizes):
         return None
+    if trace.biases != (1 if scales.element == BYTE else 0):
+        return None
+    if scales.element == BYTE:
+        return codes, _bytes_as_scales(scales)
     if scales.element != SCALE_TYPE:
         converted = _constant_scales(scales, symbols)
         return None if converted is None else (codes, converted)
     return codes, scales
+
+
+def _bytes_as_scales(scales: Operand) -> Operand:
+    """Bytes as f8E8M0FNU, built where they are."""
+    value = scales.value
+    point = (
+        ir.InsertionPoint.at_block_begin(value.owner)
+        if isinstance(value.owner, ir.Block)
+        else ir.InsertionPoint.after(value.owner)
+    )
+    shape = ir.RankedTensorType(value.type).shape
+    with point, value.location:
+        wanted = ir.RankedTensorType.get(shape, ir.Type.parse(SCALE_TYPE))
+        return Operand(bitcast(value, wanted), scales.map)
 
 
 def _loop_sizes(operand: Operand) -> dict[int, int]:
@@ -134,46 +167,44 @@ def _constant_of(op: ir.Operation, symbols: ir.SymbolTable) -> ir.Attribute | No
     return definition.attributes["initial_value"] if has_value and not is_mutable else None
 
 
-def through_views(operand: Operand) -> Operand:
-    """The same elements read before transposes, broadcasts, reshapes and casts of the tensor.
+class _Part(Enum):
+    """What a value is to the product: a factor of it, or an exponent of two."""
 
-    Reading stops where the index would be no plain loop in each dimension.
-    """
-    value, indices, n_dims = operand.value, list(operand.map.results), operand.map.n_dims
-    found = operand
-    for _ in range(_MOST_STEPS):
-        source = _source_of_view(value, indices, n_dims)
-        if source is None:
-            break
-        value, indices = source
-        source_map = ir.AffineMap.get(n_dims, 0, indices)
-        if all(isinstance(index, ir.AffineDimExpr) for index in source_map.results):
-            found = Operand(value, source_map)
-    return found
+    FACTOR = auto()
+    EXPONENT = auto()
 
 
-def _follow(value: ir.Value, indices: list[ir.AffineExpr], n_dims: int, trace: _Trace) -> None:
+def _follow(
+    value: ir.Value,
+    indices: list[ir.AffineExpr],
+    n_dims: int,
+    trace: _Trace,
+    part: _Part = _Part.FACTOR,
+) -> None:
     """Add to ``trace`` what ``value[indices]`` is a product of."""
     trace.take_step()
-    source = _source_of_view(value, indices, n_dims) or _source_of_slice(value, indices)
+    source = source_of_view(value, indices, n_dims) or source_of_slice(value, indices)
     if source is not None:
-        _follow(*source, n_dims, trace)
+        _follow(*source, n_dims, trace, part)
         return
     element = str(ir.RankedTensorType(value.type).element_type)
-    if element in (*VALUE_TYPES, SCALE_TYPE):
-        leaf = Operand(value, ir.AffineMap.get(n_dims, 0, indices))
+    leaf = Operand(value, ir.AffineMap.get(n_dims, 0, indices))
+    if part is _Part.EXPONENT and element == BYTE:
+        trace.scales.append(leaf)
+        return
+    if part is _Part.FACTOR and element in (*VALUE_TYPES, SCALE_TYPE):
         (trace.scales if element == SCALE_TYPE else trace.codes).append(leaf)
         return
     op = _producer(value)
     if op.name == "linalg.generic":
-        _follow_generic(op, indices, n_dims, trace)
-    elif op.name in (*_CONVERSIONS, *_PRODUCTS):
-        for operand in op.operands:
-            _follow(operand, indices, n_dims, trace)
+        _follow_generic(op, indices, n_dims, trace, part)
     elif op.name in _CONSTANTS and element in constants.FLOATS and len(indices) > 1:
-        trace.scales.append(Operand(value, ir.AffineMap.get(n_dims, 0, indices)))
+        if part is not _Part.FACTOR:
+            raise _OtherError
+        trace.scales.append(leaf)
     else:
-        raise _OtherError
+        for operand, operand_part in _operands(op, part, trace):
+            _follow(operand, indices, n_dims, trace, operand_part)
 
 
 def _producer(value: ir.Value) -> ir.Operation:
@@ -183,168 +214,69 @@ def _producer(value: ir.Value) -> ir.Operation:
 
 
 def _follow_generic(
-    op: ir.Operation, indices: list[ir.AffineExpr], n_dims: int, trace: _Trace
+    op: ir.Operation, indices: list[ir.AffineExpr], n_dims: int, trace: _Trace, part: _Part
 ) -> None:
-    """Follow the factors in the body of an elementwise op to its operands."""
-    loops = _loop_indices(op, indices)
+    """Follow the arithmetic in the body of an elementwise op to its operands."""
+    loops = loop_indices(op, indices)
     if loops is None:
         raise _OtherError
     body = op.regions[0].blocks[0]
     terminator = body.operations[len(body.operations) - 1].operation
 
-    def follow_scalar(value: ir.Value) -> None:
+    def follow_scalar(value: ir.Value, part: _Part) -> None:
         trace.take_step()
         if isinstance(value, ir.BlockArgument) and value.owner == body:
             operand = op.operands[value.arg_number]
-            _follow(operand, _operand_indices(op, value.arg_number, loops, n_dims), n_dims, trace)
+            source = operand_indices(op, value.arg_number, loops, n_dims)
+            _follow(operand, source, n_dims, trace, part)
             return
-        producer = _producer(value)
-        if producer.name not in (*_CONVERSIONS, *_PRODUCTS):
+        for operand, operand_part in _operands(_producer(value), part, trace):
+            follow_scalar(operand, operand_part)
+
+    follow_scalar(terminator.operands[0], part)
+
+
+def _operands(op: ir.Operation, part: _Part, trace: _Trace) -> list[tuple[ir.Value, _Part]]:
+    """The operands of an elementwise op that have to be followed, and what each is.
+
+    Raises:
+        _OtherError: The op is no part of a dequantisation.
+    """
+    operands = list(op.operands)
+    if part is _Part.FACTOR:
+        if op.name in (*_CONVERSIONS, *_PRODUCTS):
+            return [(operand, _Part.FACTOR) for operand in operands]
+        if op.name == "math.exp2":
+            return [(operands[0], _Part.EXPONENT)]
+        if op.name == "math.powf" and _number(operands[0]) == 2:
+            return [(operands[1], _Part.EXPONENT)]
+        raise _OtherError
+    if op.name in _WIDENINGS:
+        is_byte = str(element_type(operands[0])) == BYTE
+        if is_byte and op.name not in _UNSIGNED:
             raise _OtherError
-        for factor in producer.operands:
-            follow_scalar(factor)
+        return [(operands[0], part)]
+    if op.name in ("arith.subf", "arith.subi") and _number(operands[1]) == _BIAS:
+        trace.biases += 1
+        return [(operands[0], part)]
+    if op.name in ("arith.addf", "arith.addi") and _number(operands[1]) == -_BIAS:
+        trace.biases += 1
+        return [(operands[0], part)]
+    raise _OtherError
 
-    follow_scalar(terminator.operands[0])
+
+def element_type(value: ir.Value) -> ir.Type:
+    """The element type of a tensor, or the type of a scalar."""
+    is_tensor = isinstance(value.type, ir.RankedTensorType)
+    return ir.RankedTensorType(value.type).element_type if is_tensor else value.type
 
 
-def _loop_indices(op: ir.Operation, indices: list[ir.AffineExpr]) -> list[ir.AffineExpr] | None:
-    """The loops of an elementwise ``linalg.generic`` at the element ``indices`` of its result."""
-    iterators = ir.ArrayAttr(op.attributes["iterator_types"])
-    if len(op.results) != 1 or any("parallel" not in str(kind) for kind in iterators):
+def _number(value: ir.Value) -> float | None:
+    """The value of a scalar constant, or of a tensor that is one number."""
+    if isinstance(value.owner, ir.Block) or value.owner.operation.name != "arith.constant":
         return None
-    maps = _maps(op)
-    loops: list[ir.AffineExpr | None] = [None] * len(iterators)
-    for expr, index in zip(maps[-1].results, indices, strict=True):
-        if not isinstance(expr, ir.AffineDimExpr):
-            return None
-        loops[expr.position] = index
-    found = [loop for loop in loops if loop is not None]
-    return found if len(found) == len(loops) else None
-
-
-def _operand_indices(
-    op: ir.Operation, position: int, loops: list[ir.AffineExpr], n_dims: int
-) -> list[ir.AffineExpr]:
-    return [_substitute(expr, loops, n_dims) for expr in _maps(op)[position].results]
-
-
-def _maps(op: ir.Operation) -> list[ir.AffineMap]:
-    return [ir.AffineMapAttr(m).value for m in ir.ArrayAttr(op.attributes["indexing_maps"])]
-
-
-def _substitute(expr: ir.AffineExpr, loops: list[ir.AffineExpr], n_dims: int) -> ir.AffineExpr:
-    composed = expr.compose(ir.AffineMap.get(n_dims, 0, loops))
-    return ir.AffineExpr.simplify_affine_expr(composed, n_dims, 0)
-
-
-_View = tuple[ir.Value, list[ir.AffineExpr]]
-
-
-def _source_of_view(value: ir.Value, indices: list[ir.AffineExpr], n_dims: int) -> _View | None:
-    """Where an element of a view comes from; None unless ``value`` is a view."""
-    if isinstance(value.owner, ir.Block):
-        return None
-    op = value.owner.operation
-    if op.name == "linalg.generic":
-        return _source_of_copy(op, indices, n_dims)
-    reader = _VIEWS.get(op.name)
-    return None if reader is None else reader(op, indices, n_dims)
-
-
-def _source_of_copy(op: ir.Operation, indices: list[ir.AffineExpr], n_dims: int) -> _View | None:
-    """A ``linalg.generic`` that yields its one input as it is: a broadcast or transpose."""
-    body = op.regions[0].blocks[0]
-    if len(op.operands) != 2 or len(body.operations) != 1:
-        return None
-    yielded = body.operations[0].operation.operands[0]
-    loops = _loop_indices(op, indices)
-    if loops is None or yielded != body.arguments[0]:
-        return None
-    return op.operands[0], _operand_indices(op, 0, loops, n_dims)
-
-
-def _source_of_transpose(op: ir.Operation, indices: list[ir.AffineExpr], _: int) -> _View:
-    permutation = list(ir.DenseI64ArrayAttr(op.attributes["permutation"]))
-    source = list(indices)
-    for position, axis in enumerate(permutation):
-        source[axis] = indices[position]
-    return op.operands[0], source
-
-
-def _source_of_broadcast(op: ir.Operation, indices: list[ir.AffineExpr], _: int) -> _View:
-    added = set(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
-    return op.operands[0], [index for axis, index in enumerate(indices) if axis not in added]
-
-
-def _source_of_cast(op: ir.Operation, indices: list[ir.AffineExpr], _: int) -> _View:
-    return op.operands[0], indices
-
-
-def _source_of_slice(value: ir.Value, indices: list[ir.AffineExpr]) -> _View | None:
-    """The first elements of each dimension have the same indices. The source is larger."""
-    if isinstance(value.owner, ir.Block) or value.owner.operation.name != "tensor.extract_slice":
-        return None
-    op = value.owner.operation
-    offsets, strides = (
-        list(ir.DenseI64ArrayAttr(op.attributes[name]))
-        for name in ("static_offsets", "static_strides")
-    )
-    source, result = (ir.RankedTensorType(v.type) for v in (op.operands[0], op.results[0]))
-    if any(offsets) or any(stride != 1 for stride in strides) or source.rank != result.rank:
-        return None
-    return op.operands[0], indices
-
-
-def _groups(op: ir.Operation) -> list[list[int]]:
-    return [
-        [ir.IntegerAttr(axis).value for axis in ir.ArrayAttr(group)]
-        for group in ir.ArrayAttr(op.attributes["reassociation"])
-    ]
-
-
-def _source_of_expand(op: ir.Operation, indices: list[ir.AffineExpr], n_dims: int) -> _View | None:
-    """``[A * B]`` as ``[A, B]``: index ``a * B + b``; dimensions of 1 add nothing."""
-    expanded = ir.RankedTensorType(op.results[0].type)
-    source = []
-    for group in _groups(op):
-        total: ir.AffineExpr = ir.AffineExpr.get_constant(0)
-        kept = [axis for axis in group if expanded.is_dynamic_dim(axis) or expanded.shape[axis] > 1]
-        for axis in kept:
-            if axis != kept[0] and expanded.is_dynamic_dim(axis):
-                return None
-            size = 1 if axis == kept[0] else expanded.shape[axis]
-            total = ir.AffineExpr.get_add(ir.AffineExpr.get_mul(total, size), indices[axis])
-        source.append(ir.AffineExpr.simplify_affine_expr(total, n_dims, 0))
-    return op.operands[0], source
-
-
-def _source_of_collapse(
-    op: ir.Operation, indices: list[ir.AffineExpr], n_dims: int
-) -> _View | None:
-    """``[A, B]`` as ``[A * B]``: index ``(i floordiv B, i mod B)``."""
-    source_type = ir.RankedTensorType(op.operands[0].type)
-    source: list[ir.AffineExpr] = []
-    for group, index in zip(_groups(op), indices, strict=True):
-        kept = [a for a in group if source_type.is_dynamic_dim(a) or source_type.shape[a] > 1]
-        exprs = {axis: ir.AffineExpr.get_constant(0) for axis in group}
-        remaining = index
-        for axis in reversed(kept):
-            if axis == kept[0]:
-                exprs[axis] = remaining
-                break
-            if source_type.is_dynamic_dim(axis):
-                return None
-            size = source_type.shape[axis]
-            exprs[axis] = ir.AffineExpr.get_mod(remaining, size)
-            remaining = ir.AffineExpr.get_floor_div(remaining, size)
-        source += [ir.AffineExpr.simplify_affine_expr(exprs[a], n_dims, 0) for a in group]
-    return op.operands[0], source
-
-
-_VIEWS: dict[str, Callable[[ir.Operation, list[ir.AffineExpr], int], _View | None]] = {
-    "linalg.transpose": _source_of_transpose,
-    "linalg.broadcast": _source_of_broadcast,
-    "tensor.cast": _source_of_cast,
-    "tensor.expand_shape": _source_of_expand,
-    "tensor.collapse_shape": _source_of_collapse,
-}
+    attribute = value.owner.operation.attributes["value"]
+    if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+        attribute = attribute.get_splat_value()
+    is_number = isinstance(attribute, ir.FloatAttr | ir.IntegerAttr)
+    return attribute.value if is_number else None

@@ -32,6 +32,7 @@ from block32.passes.raising.contraction import (
     check_value_type,
     is_on_tensors,
 )
+from block32.passes.raising.views import through_views
 
 #: Attributes of ours that stay on ops.
 _OTHER_ATTRIBUTES: Final = (KERNEL_ATTRIBUTE, COMPOSITE_ATTRIBUTE)
@@ -131,7 +132,7 @@ class _Marked:
         if self.operand.element in ACTIVATION_TYPES:
             return self._dequantized(scale)
         check_value_type(self.operand.element)
-        operand = dequantized.through_views(self.operand)
+        operand = through_views(self.operand)
         return operand, _scale_operand(self, operand, scale)
 
     def _dequantized(self, scale: BlockScale) -> tuple[Operand, Operand]:

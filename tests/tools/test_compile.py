@@ -169,20 +169,52 @@ def test_bad_input_gets_a_located_line_and_leaves_nothing(
     assert [p.name for p in tmp_path.iterdir()] == ["bad.mlir"]
 
 
-def test_a_failing_pass_names_itself_and_how_to_reproduce_it(
+def test_field_case_44_a_failing_pass_names_itself_and_how_to_reproduce_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The pass, its location, a command that gives the error again, and with a flag the IR."""
     path = tmp_path / "marked.mlir"
     path.write_text(MARKED)
-    assert main(["compile", str(path), "--target=cpu", "-o", str(tmp_path / "m.vmfb")]) == 1
+    dump = f"--dump-ir-after-all={tmp_path / 'ir'}"
+    assert main(["compile", str(path), "--target=cpu", dump, "-o", str(tmp_path / "m.vmfb")]) == 1
     err = capfd.readouterr().err
+    assert f"{path}:4:8: error: 'linalg.matmul' op cannot be raised" in err
     assert "note: in pass 'block32-raise'" in err
+    before = tmp_path / "ir" / "00-before-block32-raise.mlir"
+    assert "block32.rhs = {block = [16, 32]" in before.read_text()
     command = err.partition("reproduce with: ")[2].splitlines()[0]
     command = command.replace("iree-compile", find_tool("iree-compile"), 1)
     command = command.replace("block32-opt", f"{sys.executable} -m block32.tools.opt", 1)
     again = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "missing 'block32.lhs'" in again.stderr
+
+
+def test_field_case_44_for_what_an_importer_wrote(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Passes that run before IREE's, and those after them, have another command."""
+    path = tmp_path / "model.mlir"
+    torch_type = "!torch.vtensor<[2,64],f8E4M3FN>"
+    path.write_text(f"""
+func.func @f(%w: {torch_type}, %s: !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,64],f32> {{
+  %d = torch.operator "onnx.DequantizeLinear"(%w, %s) {{torch.onnx.block_size = 32 : si64}}
+      : ({torch_type}, !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,64],f32>
+  return %d : !torch.vtensor<[2,64],f32>
+}}
+{MARKED.replace("@f(", "@g(")}""")
+    for message in ("expected scales of shape 2x2 but got 2x3", "missing 'block32.lhs'"):
+        assert main(["compile", str(path), "--target=cpu", "-o", str(tmp_path / "m.vmfb")]) == 1
+        err = capfd.readouterr().err
+        assert message in err
+        command = err.partition("reproduce with: ")[2].splitlines()[0]
+        assert command.startswith(f"block32-opt {path} --pass-pipeline=")
+        command = command.replace("iree-compile", find_tool("iree-compile"))
+        command = command.replace("block32-opt", f"{sys.executable} -m block32.tools.opt")
+        again = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        assert again.returncode == 1
+        assert message in again.stderr
+        path.write_text(path.read_text().replace("[2,3]", "[2,2]"))
 
 
 def test_warnings_come_before_the_error_that_they_explain(

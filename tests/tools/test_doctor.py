@@ -10,15 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from block32.dialects.diagnostics import DiagnosticError
 from block32.lowering.target import DeviceFacts
+from block32.runtime.archive import NewEntry, write_archive
 from block32.runtime.errors import VmfbError
 from block32.runtime.fit import Requirement
 from block32.runtime.machine import Device, Machine
 from block32.runtime.vmfb import read_vmfb
 from block32.tools import doctor
+from block32.tools.options import CompileOptions
 from tests.modules import GFX950, ONE, PARAMETERS, compiled, with_hal_version
 
 PC = Machine("x86_64", "Linux", {}, (Device("local-task", ("default",)),), 7, "3.13.0")
@@ -32,7 +35,7 @@ def by_subject(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     doctor.add_parser(parser.add_subparsers())
-    options = parser.parse_args(["doctor", *arguments])
+    options, options.iree_flags = parser.parse_known_args(["doctor", *arguments])
     return options.handler(options)
 
 
@@ -78,8 +81,23 @@ def test_extras_are_read_from_the_metadata() -> None:
     assert found["extra models"].status == "note"
     assert found["extra models"].cure == "pip install 'block32[models]'"
     assert (found["extra charts"].status, found["extra charts"].cure) == ("ok", "")
+    for target in ("models", "charts"):
+        needed = by_subject(doctor.check_extras(requires, installed.get, needed=target))
+        assert needed["extra models"].status == ("bad" if target == "models" else "note")
     (unknown,) = doctor.check_extras(None, installed.get)
     assert unknown.status == "note"
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("0.43.0", True), ("0.44.0", False), ("0.43", True), ("0.43.0+x", True)]
+)
+def test_an_extra_with_another_version_of_a_package(version: str, fits: bool) -> None:
+    """llvmlite after 0.43 writes bitcode that Apple's loader does not read."""
+    requires = ["llvmlite==0.43.0; extra == 'apple'", "flatbuffers>=24; extra == 'apple'"]
+    installed = {"llvmlite": version, "flatbuffers": "25.1"}
+    (finding,) = doctor.check_extras(requires, installed.get, needed="apple")
+    assert finding.status == ("ok" if fits else "bad")
+    assert ("(needs ==0.43.0)" in finding.found) != fits
 
 
 def test_a_module_for_this_machine_fits() -> None:
@@ -89,7 +107,10 @@ def test_a_module_for_this_machine_fits() -> None:
     assert "runs with --device=hip" in found["its code"].found
 
 
-def test_a_module_for_another_machine_says_what_it_needs_and_what_would_work() -> None:
+def test_field_case_43_a_module_for_another_machine_says_what_it_needs_and_what_would_work() -> (
+    None
+):
+    """The wrong target: it "needs gfx950", and what would work."""
     found = by_subject(doctor.check_module(read_vmfb(compiled(ONE, GFX950)), PC))["its code"]
     assert found.status == "bad"
     assert "needs gfx950 (AMD MI350)" in found.found
@@ -98,7 +119,8 @@ def test_a_module_for_another_machine_says_what_it_needs_and_what_would_work() -
 
 
 @pytest.mark.parametrize("hal", [6, 8])
-def test_a_module_of_another_version_says_both(hal: int) -> None:
+def test_field_case_42_a_module_of_another_version_says_both(hal: int) -> None:
+    """A vmfb on another version of the runtime, older or newer."""
     contents = read_vmfb(with_hal_version(compiled(ONE), hal))
     found = by_subject(doctor.check_module(contents, PC))["its IREE version"]
     assert found.status == "bad"
@@ -106,9 +128,101 @@ def test_a_module_of_another_version_says_both(hal: int) -> None:
     assert found.cure == "compile the model again with iree-base-compiler==3.13.0"
 
 
-def test_parameters_are_a_note() -> None:
-    contents = read_vmfb(compiled(PARAMETERS))
-    assert by_subject(doctor.check_module(contents, PC))["its parameters"].status == "note"
+def archive(path: Path, name: str) -> Path:
+    content = np.arange(4, dtype=np.float32).tobytes()
+    with path.open("wb") as stream:
+        write_archive(stream, [NewEntry(name, len(content), lambda: iter([content]))])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "status", "found"),
+    [
+        ("", "", "note", "are in files of their own"),
+        ("model", "w", "ok", "all are in "),
+        ("model", "other", "bad", "cannot start the module"),
+        ("other", "w", "bad", "cannot start the module"),
+        ("model", None, "bad", "cannot read the parameters"),
+    ],
+)
+def test_parameters_are_looked_for_in_the_files(
+    scope: str, name: str | None, status: str, found: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(compiled(PARAMETERS))
+    files: dict[str, str] = {}
+    if scope:
+        file = tmp_path / "m.irpa"
+        files[scope] = str(archive(file, name) if name else file)
+    (finding,) = doctor.check_parameters(str(path), read_vmfb(path), files)
+    assert finding.status == status
+    assert found in finding.found
+    assert bool(finding.cure) == (status != "ok")
+
+
+def test_parameters_for_a_module_without_any(tmp_path: Path) -> None:
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(compiled(ONE))
+    (finding,) = doctor.check_parameters(str(path), read_vmfb(path), {"model": "m.irpa"})
+    assert (finding.status, finding.cure) == ("note", "leave out --parameters")
+    assert doctor.check_parameters(str(path), read_vmfb(path), {}) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "found", "cure"),
+    [
+        (CompileOptions("gfx950"), "ok", "target gfx950: --iree-hal-target-device=hip", ""),
+        (CompileOptions("gfx950", "znver4"), "bad", "--cpu=znver4 names a CPU", "leave out --cpu"),
+        (
+            CompileOptions("cpu", "znver4", ("--iree-llvmcpu-target-cpu=host",)),
+            "bad",
+            "both name the CPU",
+            "leave one of them out",
+        ),
+        (
+            CompileOptions("cpu", None, ("--iree-hal-target-device=hip",)),
+            "bad",
+            "--target=cpu is for llvm-cpu but the flags for devices ask for hip",
+            "without --target",
+        ),
+        (CompileOptions("cpu", "z80"), "bad", "unknown CPU 'z80'", ""),
+        (CompileOptions("cpu", None, ("--no-such-flag",)), "bad", "no-such-flag", ""),
+    ],
+)
+def test_flags_are_checked_as_a_compile_would(
+    options: CompileOptions, status: str, found: str, cure: str
+) -> None:
+    finding, *_ = doctor.check_flags(options)
+    assert (finding.subject, finding.status) == ("flags", status)
+    assert found in finding.found
+    assert finding.cure.startswith(cure)
+
+
+def test_flags_say_which_kernels_another_cpu_gets() -> None:
+    _, kernels = doctor.check_flags(CompileOptions("cpu", "x86-64-v3"))
+    assert kernels.found.startswith("avx2, generic (")
+    assert doctor.check_flags(CompileOptions()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "status"), [("IREE compiler version 3.13.0rc1 @ 1", "ok"), ("3.9", "note")]
+)
+def test_the_compiler_that_a_shell_finds(
+    output: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spec is used with it, and has to be of its version."""
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    (finding,) = doctor.check_path("3.13.0", lambda _command: output)
+    assert finding.status == status
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor.check_path("3.13.0", lambda _command: output) == []
+
+
+def test_packages_by_old_names_are_bad() -> None:
+    assert doctor.check_old_packages({}.get) == []
+    (finding,) = doctor.check_old_packages({"iree-runtime": "20240410.859"}.get)
+    assert finding.status == "bad"
+    assert "pip uninstall iree-runtime" in finding.cure
 
 
 @pytest.mark.parametrize(
@@ -176,9 +290,7 @@ def test_the_whole_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["target portable"]["status"] == "ok"
 
 
-def test_exits_with_1_when_the_module_does_not_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_field_case_42_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.vmfb"
     path.write_bytes(with_hal_version(compiled(ONE), 6))
     assert run(str(path)) == 1
@@ -191,3 +303,11 @@ def test_refuses_files_that_are_no_module(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(VmfbError, match="the file is empty"):
         run(str(path))
+
+
+def test_flags_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = report(capsys, "--target=cpu", "--cpu=host", "--iree-llvmcpu-target-cpu=host")
+    assert code == 1
+    assert found["flags"]["status"] == "bad"
+    with pytest.raises(DiagnosticError, match=r"one vmfb at most but also got b\.vmfb"):
+        run("a.vmfb", "b.vmfb")
