@@ -58,7 +58,8 @@ def check_quantised(x: npt.NDArray[np.float32], rule: str = "rceil") -> None:
     want = reference.scaled_matmul(codes, scales, identity, np.full((1, 1), 127, np.uint8))
     # Workers flush results below the smallest normal number to zero.
     tiny = np.finfo(np.float32).smallest_normal
-    np.testing.assert_array_equal(*(np.where(abs(y) < tiny, 0, y) for y in (got, want)))
+    flushed_got, flushed_want = (np.where(abs(y) < tiny, 0, y) for y in (got, want))
+    np.testing.assert_array_equal(flushed_got, flushed_want)
 
 
 def rows_of(*values: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -100,9 +100,12 @@ def test_parts_and_slabs_fit_their_buffers(tokens: list[int]) -> None:
     for tier in (tier for profile in profiles() for tier in profile.tiers):
         rows, slab = kernels.rows_of_part(tier), kernels.rows_of_slab(tier)
         assert rows % slab == 0, "a part has whole slabs"
-        assert sum(-(-count // rows) for count in tokens) <= kernels.most_parts(problem, tier, m)
-        slabs = sum(-(-count // slab) for count in tokens)
-        assert slabs <= kernels.most_slabs(problem, tier, m)
+        most_parts = kernels.most_parts(problem, tier, m)
+        most_slabs = kernels.most_slabs(problem, tier, m)
+        assert isinstance(most_parts, int)
+        assert isinstance(most_slabs, int)
+        assert sum(-(-count // rows) for count in tokens) <= most_parts
+        assert sum(-(-count // slab) for count in tokens) <= most_slabs
 
 
 def test_a_part_of_no_whole_slabs_is_refused() -> None:
