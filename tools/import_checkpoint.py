@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from iree.compiler import ir
 from rich.console import Console
@@ -241,11 +240,7 @@ def _write(
             text = build_module(weights, *options, arguments.scope)
         # Both files are whole before the first takes its name.
         stack.enter_context(replaced_at_end(arguments.output)).write(text)
-        _write_archive(stack.enter_context(replaced_at_end(arguments.output_params)), entries)
-
-
-def _write_archive(stream: BinaryIO, entries: Iterable[NewEntry]) -> None:
-    write_archive(stream, list(entries))
+        write_archive(stack.enter_context(replaced_at_end(arguments.output_params)), entries)
 
 
 def _entries(selection: _Selection, on_progress: Callable[[int], None]) -> list[NewEntry]:

@@ -113,13 +113,11 @@ class ImportedWeight:
                 on_progress(slab.size)
 
         def scales() -> Iterator[bytes]:
-            row_scales = self._row_scales()
-            yield row_scales[:: self.block_rows].tobytes()
+            read = scale_bytes.read_bytes(self.source)
+            rows = scale_bytes.expand(read, self.source.block, self.rows, self.columns)
+            yield rows[:: self.block_rows].tobytes()
 
-        return [
-            NewEntry(self.code_key, self.n * self.k, codes),
-            NewEntry(self.scale_key, self.scale_shape[0] * self.scale_shape[1], scales),
-        ]
+        return self._pair(codes, scales)
 
     def _requantized(self, on_progress: Callable[[int], None]) -> list[NewEntry]:
         kept: list[bytes] = []
@@ -139,9 +137,14 @@ class ImportedWeight:
                 self.source.refuse(f"the weight '{self.source.name}' holds {error}")
 
         def scales() -> Iterator[bytes]:
-            while kept:
-                yield kept.pop(0)
+            yield from kept
+            kept.clear()
 
+        return self._pair(codes, scales)
+
+    def _pair(
+        self, codes: Callable[[], Iterator[bytes]], scales: Callable[[], Iterator[bytes]]
+    ) -> list[NewEntry]:
         return [
             NewEntry(self.code_key, self.n * self.k, codes),
             NewEntry(self.scale_key, self.scale_shape[0] * self.scale_shape[1], scales),
@@ -157,7 +160,8 @@ class ImportedWeight:
             by_row = np.arange(start, start + len(slab)) // block_rows
             with np.errstate(over="ignore", invalid="ignore"):
                 values = slab.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-                yield values * numbers[by_row[:, None], by_column[None, :]]
+                values = values * numbers[by_row[:, None], by_column[None, :]]
+            yield values
             start += len(slab)
 
     def _slabs(self, rows: int) -> Iterator[Bytes]:
@@ -167,10 +171,6 @@ class ImportedWeight:
         for chunk in part.chunks(rows * stored_k):
             slab = np.frombuffer(chunk, np.uint8).reshape(-1, stored_k)
             yield slab[:, self.columns.start : self.columns.stop]
-
-    def _row_scales(self) -> Bytes:
-        read = scale_bytes.read_bytes(self.source)
-        return scale_bytes.expand(read, self.source.block, self.rows, self.columns)
 
 
 def prepare(

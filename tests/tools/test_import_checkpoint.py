@@ -245,6 +245,27 @@ def test_requantizing_says_its_error(
     check(tmp_path, "fc", RandomLayer(quantized, scales, (rows, 32)))
 
 
+@pytest.mark.parametrize(
+    ("shard", "rows", "columns"),
+    [
+        ("rows:1/2", slice(75, 150), slice(0, 192)),
+        ("columns:1/3", slice(0, 150), slice(64, 128)),
+    ],
+)
+def test_requantizing_a_part(tmp_path: Path, shard: str, rows: slice, columns: slice) -> None:
+    """A part's rows and columns keep the scales of their place in the whole."""
+    codes = random_layer(150, 192, (32, 32)).codes
+    numbers = np.array([[0.3, 0.7], [1.1, 0.0625]], np.float32)
+    tensors: Tensors = {"fc.weight": codes.view(E4M3), "fc.weight_scale": numbers}
+    imported(tmp_path, tensors, "--requantize", f"--shard={shard}")
+    full = np.repeat(np.repeat(numbers.astype(np.float64), 128, 0), 128, 1)[:150, :192]
+    wanted = (reference.decode(codes) * full)[rows, columns]
+    quantized, scales = reference.quantize_weight(wanted)
+    entries = read_index(tmp_path / "l.irpa")
+    assert entries["fc.weight"].read() == quantized.tobytes()
+    assert entries["fc.weight_scale"].read() == scales.tobytes()
+
+
 def test_requantizing_leaves_powers_of_two_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
