@@ -23,6 +23,7 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import (
     Index,
     IndexValue,
+    as_integer,
     as_value,
     ceil_div,
     maximum,
@@ -152,9 +153,9 @@ class _Buffers:
         problem, slab = one_matmul(self.problem), _one_slab(self.tier)
         rows = rows_of_slab(self.tier)
         return {
-            pack.VALUES: Start(first_slab, 4 * _integer(pack.values_size(problem, slab, rows))),
+            pack.VALUES: Start(first_slab, 4 * as_integer(pack.values_size(problem, slab, rows))),
             pack.EXPONENTS: Start(
-                first_slab, 4 * _integer(pack.exponents_size(problem, slab, rows))
+                first_slab, 4 * as_integer(pack.exponents_size(problem, slab, rows))
             ),
             pack.FOLDED: Start(first_slab, 4),
             CODES: Start(first_slab, rows * problem.k),
@@ -178,8 +179,8 @@ class _Buffers:
         if self.tier.form == "stream":
             return {}
         problem, rows = one_matmul(self.problem), rows_of_slab(self.tier)
-        panel = _integer(tiled.panel_size(problem, self.tier, rows))
-        accumulators = _integer(tiled.accumulators_size(problem, self.tier, rows))
+        panel = as_integer(tiled.panel_size(problem, self.tier, rows))
+        accumulators = as_integer(tiled.accumulators_size(problem, self.tier, rows))
         return {
             tiled.PANEL: Start(part, 4 * panel),
             tiled.ACCUMULATORS: Start(first_slab, 4 * accumulators),
@@ -189,11 +190,6 @@ class _Buffers:
 def _tile(tier: KernelTier) -> tuple[int, int, int]:
     assert tier.tile is not None
     return tier.tile
-
-
-def _integer(value: Index) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 def workgroups(
