@@ -239,7 +239,7 @@ def with_nan() -> nn.Module:
     ("make", "arguments", "message"),
     [
         (lambda: nn.Linear(32, 32), {}, "use MXLinear.from_linear"),
-        (Model, {"keep": ["lm_head"]}, "'lm_head' matches no linear layer of: up, down"),
+        (Model, {"keep": ["lm_head"]}, "'lm_head' matches no linear layer of: up, again, down"),
         (nn.ReLU, {}, "expected linear layers to swap but there are none"),
         (with_nan, {}, "layer 'down': expected a finite weight but it has a NaN"),
         (Model, {"block": (32, 64)}, r"expected a block of \(1, 32\) or \(32, 32\)"),
