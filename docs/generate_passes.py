@@ -42,7 +42,7 @@ def _section(pass_class: type[Pass]) -> str:
     source = Path(sys.modules[pass_class.__module__].__file__ or "").name
     lines = [
         f"## {pass_class.argument}\n",
-        f"{pass_class.summary.capitalize()} (`passes/{source}`).\n",
+        f"{pass_class.summary[0].upper()}{pass_class.summary[1:]} (`passes/{source}`).\n",
     ]
     options = pass_class.option_fields()
     if options:

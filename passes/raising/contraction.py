@@ -125,6 +125,7 @@ def canonical_operands(contraction: ScaledContraction, composites: Composites) -
     if n == 0:
         raise NotServedError("expected N of at least 1 but got 0")
     _extent(contraction.lhs, loops.k)
+    contraction = _index_all_scales(contraction, loops, n, k)
     rhs_block = _scale_block(contraction.rhs_scale, loops.n, loops.k)
     if rhs_block[0] not in (1, BLOCK_K) and rhs_block[0] % BLOCK_K:
         raise NotServedError(
@@ -301,6 +302,55 @@ def _scale_block(
     if k_block % BLOCK_K:
         raise NotServedError(f"expected 32 elements of K to share a scale but got {k_block}")
     return row_block, k_block
+
+
+def _index_all_scales(
+    contraction: ScaledContraction, loops: _Loops, n: int, k: int
+) -> ScaledContraction:
+    """Scales that are read at a constant 0, for there is one block, read at that block's index.
+
+    A program that reshapes scales reads a dimension of size 1 so, and the maps would not say
+    which blocks they have.
+    """
+    rhs_scale = _index_scales(contraction.rhs_scale, loops.n, round_up_to_block(n), loops.k, k)
+    lhs_scale = contraction.lhs_scale
+    if lhs_scale is not None:
+        lhs_scale = _index_scales(lhs_scale, loops.m, 1, loops.k, k)
+    return dataclasses.replace(contraction, lhs_scale=lhs_scale, rhs_scale=rhs_scale)
+
+
+def _index_scales(
+    scale: Operand, rows: tuple[int, ...], row_block: int, k_loops: tuple[int, ...], k: int
+) -> Operand:
+    """One scale operand with an index for rows and for K, in place of constants."""
+    exprs = list(scale.map.results)
+    shape = ir.RankedTensorType(scale.value.type).shape
+    is_constant = [isinstance(expr, ir.AffineConstantExpr) for expr in exprs]
+    used = {
+        _loop_and_divisor(expr)[0]
+        for expr, constant_zero in zip(exprs, is_constant, strict=True)
+        if not constant_zero
+    }
+    for group, block in ((rows, row_block), (k_loops, round_up_to_block(k))):
+        if used & set(group):
+            continue
+        free = [
+            axis
+            for axis, expr in enumerate(exprs)
+            if isinstance(expr, ir.AffineConstantExpr) and shape[axis] == 1
+        ]
+        if not free:
+            continue
+        is_split = len(group) == 2 and block > 1
+        loop = ir.AffineExpr.get_dim(group[0])
+        is_whole = is_split or block == 1
+        exprs[free[0]] = loop if is_whole else ir.AffineExpr.get_floor_div(loop, block)
+    return Operand(scale.value, ir.AffineMap.get(scale.map.n_dims, 0, exprs))
+
+
+def round_up_to_block(size: int) -> int:
+    """The least multiple of 32 that is not below ``size``."""
+    return ceil_div(size, BLOCK_K) * BLOCK_K
 
 
 def _loop_and_divisor(expr: ir.AffineExpr) -> tuple[int, int]:

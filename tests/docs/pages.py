@@ -25,8 +25,10 @@ def install_programs(folder: Path) -> None:
     """Programs under the names that pages call them by, in ``folder``'s ``bin``."""
     programs = {
         "block32": f'exec {sys.executable} -m block32 "$@"',
+        "block32-opt": f'exec {sys.executable} -m block32.tools.opt "$@"',
         "python": f'exec {sys.executable} "$@"',
         "iree-compile": f'exec {find_tool("iree-compile")} "$@"',
+        "iree-import-onnx": f'exec {sys.executable} -m iree.compiler.tools.import_onnx "$@"',
     }
     (folder / "bin").mkdir()
     for name, command in programs.items():
@@ -46,5 +48,5 @@ def run(folder: Path, *command: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr[-3000:]}"
     return done.stdout

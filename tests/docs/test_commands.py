@@ -9,21 +9,17 @@ what is not run.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from iree.compiler.tools.binaries import find_tool
 
 from block32.runtime.archive import NewEntry, write_archive
 from tests.docs.commands import Block, blocks_of
+from tests.docs.pages import ROOT, install_programs, run
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [
     page
@@ -85,7 +81,7 @@ def write_parameter_model(folder: Path) -> None:
 
 def write_gfx950_module(folder: Path) -> None:
     write_linear(folder)
-    run(folder, "block32 compile model.mlir --target=gfx950 --quiet -o model.vmfb")
+    run_command(folder, "block32 compile model.mlir --target=gfx950 --quiet -o model.vmfb")
 
 
 #: What a page supposes that its reader has.
@@ -101,33 +97,13 @@ GIVEN: dict[str, Callable[[Path], None]] = {
 
 def prepare(folder: Path) -> None:
     """Programs under the names that pages call them by, and the checkout's folders."""
-    programs = {
-        "block32": f"{sys.executable} -m block32",
-        "block32-opt": f"{sys.executable} -m block32.tools.opt",
-        "python": sys.executable,
-        "iree-compile": find_tool("iree-compile"),
-        "iree-import-onnx": f"{sys.executable} -m iree.compiler.tools.import_onnx",
-    }
-    (folder / "bin").mkdir()
-    for name, command in programs.items():
-        program = folder / "bin" / name
-        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        program.chmod(0o755)
+    install_programs(folder)
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
 
 
-def run(folder: Path, command: str, where: str = "") -> None:
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-e", "-c", command],
-        cwd=folder,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{where}: {command}\n{done.stdout}\n{done.stderr[-3000:]}"
+def run_command(folder: Path, command: str) -> None:
+    run(folder, "sh", "-e", "-c", command)
 
 
 def to_run(page: Path) -> list[Block]:
@@ -152,14 +128,13 @@ def test_the_commands_of_the_page_work(page: Path, tmp_path: Path) -> None:
     if page.stem in GIVEN:
         GIVEN[page.stem](tmp_path)
     for block in blocks:
-        where = f"{page.name}:{block.line}"
         if block.language == "python":
             name = block.name or "program.py"
             (tmp_path / name).write_text(block.code)
-            run(tmp_path, f"python {name}", where)
+            run_command(tmp_path, f"python {name}")
             continue
         for command in block.commands():
-            run(tmp_path, command, where)
+            run_command(tmp_path, command)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -177,6 +177,34 @@ def test_16_bit_activations_of_several_dimensions(
     assert comparison.relative_frobenius < 5e-3, comparison
 
 
+@pytest.mark.parametrize(("n", "k"), [(32, 32), (8, 72)])
+@pytest.mark.parametrize("activation", ["none", "mxfp8"])
+def test_one_row_and_one_block(n: int, k: int, activation: str) -> None:
+    """Dimensions of size 1 leave the maps of scales without a loop."""
+    from iree.turbine import aot
+
+    layer = MXLinear.from_linear(random_linear(n, k), activation=activation)
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+    x = random_rows(1, 1, k)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text = str(aot.export(Named().eval(), args=(x,)).mlir_module)
+    remarks: list[Remark] = []
+    vmfb = block32.compile(text, target="cpu", on_remark=remarks.append)
+    assert [r.severity for r in remarks] == ["remark"], remarks
+    got = np.array(block32.load(vmfb)["main"](array(x)))
+    comparison = reference.compare(got, expected(layer, x), "f32")
+    assert comparison.ok, comparison
+
+
 def test_keep_leaves_layers_alone() -> None:
     model = Model()
     conversion = convert_linear(model, keep=["do*"])
@@ -211,7 +239,7 @@ def with_nan() -> nn.Module:
     ("make", "arguments", "message"),
     [
         (lambda: nn.Linear(32, 32), {}, "use MXLinear.from_linear"),
-        (Model, {"keep": ["lm_head"]}, "'lm_head' matches no linear layer of: up, down"),
+        (Model, {"keep": ["lm_head"]}, "'lm_head' matches no linear layer of: up, again, down"),
         (nn.ReLU, {}, "expected linear layers to swap but there are none"),
         (with_nan, {}, "layer 'down': expected a finite weight but it has a NaN"),
         (Model, {"block": (32, 64)}, r"expected a block of \(1, 32\) or \(32, 32\)"),
