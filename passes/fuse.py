@@ -62,31 +62,20 @@ from iree.compiler import ir
 
 from block32.lowering.composites import Composites
 from block32.lowering.target import DeviceFacts, Target
-from block32.lowering.targets import target_named
 from block32.passes import canonical
-from block32.passes.base import Pass, Report
+from block32.passes.base import Report
 from block32.passes.fusing.chain import Chain
 from block32.passes.fusing.quantisations import share_quantisations
 from block32.passes.fusing.quantised_matmul import fuse_quantisation
-from block32.passes.select_kernel import enabled_features
+from block32.passes.target_options import TargetPass
 
 
 @dataclass
-class FusePass(Pass):
-    """Note consumers as epilogues, share quantisations, and give lone ones to their matmuls.
-
-    Attributes:
-        target: The target's name.
-        cpu_features: The CPU's features as IREE spells them, ``+avx2,+fma,-avx512f``.
-        architecture: The triple's architecture, or the GPU's chip.
-    """
+class FusePass(TargetPass):
+    """Note consumers as epilogues, share quantisations, and give lone ones to their matmuls."""
 
     argument: ClassVar[str] = "block32-fuse"
     summary: ClassVar[str] = "fuse elementwise consumers into matmuls, and share quantisations"
-
-    target: str = "cpu"
-    cpu_features: str = ""
-    architecture: str = ""
 
     def run(self, module: ir.Module, report: Report) -> None:
         """See the module's docstring.
@@ -95,8 +84,7 @@ class FusePass(Pass):
             DiagnosticError: An unknown target, or a malformed composite.
         """
         del report
-        target = target_named(self.target)
-        facts = DeviceFacts(enabled_features(self.cpu_features), self.architecture)
+        target, facts = self.chosen_target(), self.device_facts()
         composites = Composites(ir.SymbolTable(module.operation))
         for matmul in canonical.matmuls_of(module):
             _fuse(matmul, composites, target, facts)

@@ -40,30 +40,21 @@ from block32.dialects.diagnostics import BadAttributeError, error_at
 from block32.dialects.kernel import ATTRIBUTE, KernelConfig, KernelTier
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts, Selection, Target
-from block32.lowering.targets import target_named
 from block32.passes import canonical
-from block32.passes.base import Pass, Report
+from block32.passes.base import Report
+from block32.passes.target_options import TargetPass
 
 #: The configuration of a matmul that the target has no kernel for.
 PORTABLE = KernelConfig("portable", (KernelTier("portable"),))
 
 
 @dataclass
-class SelectKernelPass(Pass):
-    """Write ``block32.kernel`` on every canonical op.
-
-    Attributes:
-        target: The target's name.
-        cpu_features: The CPU's features as IREE spells them, ``+avx2,+fma,-avx512f``.
-        architecture: The triple's architecture, or the GPU's chip.
-    """
+class SelectKernelPass(TargetPass):
+    """Write ``block32.kernel`` on every canonical op."""
 
     argument: ClassVar[str] = "block32-select-kernel"
     summary: ClassVar[str] = "choose a kernel for every block-scaled matmul"
 
-    target: str = "cpu"
-    cpu_features: str = ""
-    architecture: str = ""
     _chosen: dict[ScaledMatmul, Selection] = field(default_factory=dict, repr=False, init=False)
     _quantized: set[ScaledMatmul] = field(default_factory=set, repr=False, init=False)
 
@@ -74,8 +65,7 @@ class SelectKernelPass(Pass):
             DiagnosticError: An unknown target, or a kernel that the user asked for and that
                 cannot compute its matmul.
         """
-        target = target_named(self.target)
-        facts = DeviceFacts(enabled_features(self.cpu_features), self.architecture)
+        target, facts = self.chosen_target(), self.device_facts()
         for matmul in canonical.matmuls_of(module):
             self._select(matmul, target, facts, report)
 
@@ -115,18 +105,6 @@ class SelectKernelPass(Pass):
             self._quantized.add(problem)
             message += f"; {_where_quantized(problem, config)}"
         report.remark(op, message)
-
-
-def enabled_features(cpu_features: str) -> frozenset[str]:
-    """Names of the features that are on, from ``+avx2,-avx512f``; a name without sign is on."""
-    enabled: set[str] = set()
-    for item in cpu_features.split(","):
-        name = item.strip().removeprefix("+")
-        if name.startswith("-"):
-            enabled.discard(name[1:])
-        elif name:
-            enabled.add(name)
-    return frozenset(enabled)
 
 
 def kernel_of(op: ir.Operation) -> KernelConfig:

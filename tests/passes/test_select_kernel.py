@@ -8,7 +8,8 @@ import pytest
 
 from block32.passes.base import Report
 from block32.passes.pipeline import PassFailedError, run_pipeline
-from block32.passes.select_kernel import SelectKernelPass, enabled_features
+from block32.passes.select_kernel import SelectKernelPass
+from block32.passes.target_options import enabled_features
 from block32.tools.compiler import parse_module
 
 PROGRAM = """
