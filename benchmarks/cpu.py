@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import time
@@ -244,12 +245,15 @@ def torch_contender(x: np.ndarray, w: np.ndarray) -> list[Contender]:
 
 
 def measure(group: list[Contender], rounds: int) -> None:
-    """Let the contenders take turns, each round starting with another one."""
+    """Let the contenders take turns, in another random order each round.
+
+    Threads of NumPy and PyTorch wait for more work by spinning: nobody may always come after them.
+    """
+    order = random.Random(0)
     for contender in group:
         contender.run()  # the first run pays for allocations
-    for i in range(rounds):
-        turn = i % len(group)
-        for contender in group[turn:] + group[:turn]:
+    for _ in range(rounds):
+        for contender in order.sample(group, len(group)):
             is_slow = bool(contender.seconds) and contender.median > SLOW_SECONDS
             if is_slow and len(contender.seconds) >= SLOW_ROUNDS:
                 continue
