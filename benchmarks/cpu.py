@@ -4,6 +4,7 @@
 
     python benchmarks/cpu.py                           # the default shapes, on this machine's CPU
     python benchmarks/cpu.py 8x7168x2048 --cpu=haswell # one shape, with AVX2 kernels
+    python benchmarks/cpu.py --without="stock scaled"  # without the slowest
     python benchmarks/cpu.py --plot=roofline.png       # and a roofline (needs the extra ``plot``)
 
 Everything is compiled first. Then the contenders take turns, each round in another order, so that
@@ -11,18 +12,22 @@ whatever else the machine does hits all of them; medians are compared. On a mach
 processor time, summed over threads, says more than the time on the clock. Contenders:
 
 - ``block32``: our kernels (W8A8, e4m3, 32x32 scales on w).
-- ``stock scaled``: the same as a four-operand ``linalg.generic`` with ``arith.scaling_extf``,
+- ``block32 W8A16``, ``block32 MXFP4``: the same with x in bf16, and with 4-bit weights.
+- ``stock scaled``: W8A8 as a four-operand ``linalg.generic`` with ``arith.scaling_extf``,
   compiled by IREE alone.
 - ``stock f32``: IREE's own f32 matmul of the same shape.
 - ``numpy f32``: ``x @ w.T`` in f32.
 - ``torch bf16``: ``torch.nn.functional.linear`` with a weight that is bf16 already, if installed.
 - ``read``: a f32 matrix-vector product in NumPy that reads as many bytes as w has: the bandwidth.
+
+At the end, what was aimed at stands beside what was reached (``GOALS``, ``NARROW_GOALS``).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import time
@@ -46,6 +51,10 @@ from block32.tools.iree_compile import device_facts, run_iree_compile
 
 DEFAULT_SHAPES = ((1, 4096, 4096), (8, 7168, 2048), (32, 7168, 2048), (256, 4096, 4096))
 OURS = "block32"
+W8A16 = "block32 W8A16"
+MXFP4 = "block32 MXFP4"
+#: Bytes that a weight takes; 4 for those that are not named.
+BYTES_PER_WEIGHT = {OURS: 1, W8A16: 1, MXFP4: 0.5, "stock scaled": 1, "read": 1, "torch bf16": 2}
 #: A contender slower than this many seconds a run takes part in a few rounds only.
 SLOW_SECONDS = 0.5
 SLOW_ROUNDS = 3
@@ -92,6 +101,43 @@ func.func @main(%x: tensor<{m}x{k}xf32>, %w: tensor<{k}x{n}xf32>) -> tensor<{m}x
 Shape = tuple[int, int, int]
 
 
+@dataclass(frozen=True)
+class Goal:
+    """How many times as long as ours another one should take.
+
+    Attributes:
+        shape: Of which matmul.
+        other: Who is compared with.
+        factor: The least ratio of its time to ours.
+        ours: Which of our kernels.
+    """
+
+    shape: Shape
+    other: str
+    factor: float
+    ours: str = OURS
+
+
+#: On processors with 512-bit vectors.
+GOALS = (
+    Goal((1, 4096, 4096), "read", 0.82),
+    Goal((1, 4096, 4096), "torch bf16", 3.0),
+    Goal((1, 4096, 4096), OURS, 1.6, MXFP4),
+    Goal((8, 7168, 2048), "torch bf16", 2.0),
+    Goal((32, 7168, 2048), "torch bf16", 1.1),
+    Goal((256, 4096, 4096), "torch bf16", 1.0),
+    Goal((256, 4096, 4096), "stock scaled", 110.0),
+    Goal((256, 4096, 4096), "torch bf16", 0.95, W8A16),
+)
+#: On processors without.
+NARROW_GOALS = (
+    Goal((1, 4096, 4096), "stock scaled", 12.0),
+    Goal((8, 7168, 2048), "stock scaled", 40.0),
+    Goal((32, 7168, 2048), "stock scaled", 40.0),
+    Goal((256, 4096, 4096), "stock scaled", 40.0),
+)
+
+
 @dataclass
 class Contender:
     """Somebody who computes the matmul.
@@ -133,31 +179,58 @@ def iree_contender(name: str, vmfb: bytes, arrays: list[np.ndarray]) -> Contende
     return Contender(name, lambda: function(*operands))
 
 
-def contenders(shape: Shape, flags: tuple[str, ...]) -> list[Contender]:
-    """Compile everything for one shape."""
+def contenders(shape: Shape, flags: tuple[str, ...], without: list[str]) -> list[Contender]:
+    """Compile everything for one shape, but for those who are left out."""
     m, n, k = shape
-    problem = ScaledMatmul(m, n, k)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((m, k), np.float32)
     w = rng.standard_normal((n, k), np.float32)
-    x8, w8 = x.astype(ml_dtypes.float8_e4m3fn), w.astype(ml_dtypes.float8_e4m3fn)
-    as_scale = ml_dtypes.float8_e8m0fnu
-    x_scale = rng.integers(120, 130, (m, problem.k_blocks), np.uint8).view(as_scale)
-    w_scale = rng.integers(120, 130, problem.rhs_scale_shape, np.uint8).view(as_scale)
-    found = [iree_contender(OURS, our_module(problem, flags), [x8, w8, x_scale, w_scale])]
-    if k % 32 == 0 and n % 32 == 0:
+    found = our_contenders(shape, flags, x, w)
+    if "stock scaled" not in without and k % 32 == 0 and n % 32 == 0:
         sizes = {"m": m, "n": n, "b": k // 32, "n32": n // 32}
         stock = run_iree_compile(["-", *flags], stdin=STOCK_SCALED.format(**sizes).encode())
+        x8, w8, x_scale, w_scale = our_operands(ScaledMatmul(m, n, k), x, w)
         blocks = [x8.reshape(m, -1, 32), w8.reshape(n, -1, 32), x_scale, w_scale]
         found.append(iree_contender("stock scaled", stock, blocks))
-    stock = run_iree_compile(["-", *flags], stdin=STOCK_F32.format(m=m, n=n, k=k).encode())
-    found.append(iree_contender("stock f32", stock, [x, np.ascontiguousarray(w.T)]))
+    if "stock f32" not in without:
+        stock = run_iree_compile(["-", *flags], stdin=STOCK_F32.format(m=m, n=n, k=k).encode())
+        found.append(iree_contender("stock f32", stock, [x, np.ascontiguousarray(w.T)]))
     found.append(Contender("numpy f32", lambda: x @ w.T))
     found += torch_contender(x, w)
     matrix = rng.standard_normal((n, max(k // 4, 1)), np.float32)
     vector = np.ones(matrix.shape[1], np.float32)
     found.append(Contender("read", lambda: matrix @ vector))
-    return found
+    return [contender for contender in found if contender.name not in without]
+
+
+def our_contenders(
+    shape: Shape, flags: tuple[str, ...], x: np.ndarray, w: np.ndarray
+) -> list[Contender]:
+    """Our kernels for each kind of operands."""
+    m, n, k = shape
+    problems = {
+        OURS: ScaledMatmul(m, n, k),
+        W8A16: ScaledMatmul(m, n, k, lhs="bf16", lhs_scaled=False),
+        MXFP4: ScaledMatmul(m, n, k, rhs="f4E2M1FN"),
+    }
+    return [
+        iree_contender(name, our_module(problem, flags), our_operands(problem, x, w))
+        for name, problem in problems.items()
+    ]
+
+
+def our_operands(problem: ScaledMatmul, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+    """The operands of ``problem``, with scales near 1."""
+    rng = np.random.default_rng(1)
+    as_scale = ml_dtypes.float8_e8m0fnu
+    x_scale = rng.integers(120, 130, (len(x), problem.k_blocks), np.uint8).view(as_scale)
+    w_scale = rng.integers(120, 130, problem.rhs_scale_shape, np.uint8).view(as_scale)
+    weights = w.astype(ml_dtypes.float8_e4m3fn)
+    if problem.rhs == "f4E2M1FN":
+        weights = rng.integers(0, 256, (problem.n, problem.rhs_row_bytes), np.uint8)
+    if not problem.lhs_scaled:
+        return [x.astype(ml_dtypes.bfloat16), weights, w_scale]
+    return [x.astype(ml_dtypes.float8_e4m3fn), weights, x_scale, w_scale]
 
 
 def torch_contender(x: np.ndarray, w: np.ndarray) -> list[Contender]:
@@ -172,12 +245,15 @@ def torch_contender(x: np.ndarray, w: np.ndarray) -> list[Contender]:
 
 
 def measure(group: list[Contender], rounds: int) -> None:
-    """Let the contenders take turns, each round starting with another one."""
+    """Let the contenders take turns, in another random order each round.
+
+    Threads of NumPy and PyTorch wait for more work by spinning: nobody may always come after them.
+    """
+    order = random.Random(0)
     for contender in group:
         contender.run()  # the first run pays for allocations
-    for i in range(rounds):
-        turn = i % len(group)
-        for contender in group[turn:] + group[:turn]:
+    for _ in range(rounds):
+        for contender in order.sample(group, len(group)):
             is_slow = bool(contender.seconds) and contender.median > SLOW_SECONDS
             if is_slow and len(contender.seconds) >= SLOW_ROUNDS:
                 continue
@@ -194,10 +270,9 @@ def table(shape: Shape, group: list[Contender]) -> Table:
     result = Table(title=f"M={m} N={n} K={k}", title_justify="left")
     for column in ("", "median ms", "best ms", "ratio", "cpu ms", "cpu ratio", "GFLOP/s", "w GB/s"):
         result.add_column(column, justify="left" if not column else "right")
-    bytes_per_element = {OURS: 1, "stock scaled": 1, "read": 1, "torch bf16": 2}
     for contender in group:
         median, cpu = contender.median, statistics.median(contender.cpu_seconds)
-        moved = n * k * bytes_per_element.get(contender.name, 4)
+        moved = n * k * BYTES_PER_WEIGHT.get(contender.name, 4)
         flops = "" if contender.name == "read" else f"{2 * m * n * k / median / 1e9:.1f}"
         result.add_row(
             contender.name,
@@ -209,6 +284,23 @@ def table(shape: Shape, group: list[Contender]) -> Table:
             flops,
             f"{moved / median / 1e9:.1f}",
         )
+    return result
+
+
+def goals_table(goals: tuple[Goal, ...], results: dict[Shape, list[Contender]]) -> Table:
+    """What was aimed at and what was reached, by time and by processor time."""
+    result = Table(title="Goals: times as long as ours", title_justify="left")
+    for column in ("M,N,K", "ours", "other", "aim", "median", "cpu median"):
+        result.add_column(column)
+    for goal in goals:
+        named = {contender.name: contender for contender in results.get(goal.shape, [])}
+        if goal.ours not in named or goal.other not in named:
+            continue
+        ours, other = named[goal.ours], named[goal.other]
+        cpu = statistics.median(other.cpu_seconds) / statistics.median(ours.cpu_seconds)
+        shape = ",".join(map(str, goal.shape))
+        reached = f"{other.median / ours.median:.2f}"
+        result.add_row(shape, goal.ours, goal.other, f"{goal.factor:g}", reached, f"{cpu:.2f}")
     return result
 
 
@@ -232,7 +324,7 @@ def draw_roofline(results: dict[Shape, list[Contender]], path: Path) -> None:
                 continue
             if contender.name == "numpy f32":
                 compute = max(compute, rate)
-            width = {OURS: 1, "stock scaled": 1, "torch bf16": 2}.get(contender.name, 4)
+            width = BYTES_PER_WEIGHT.get(contender.name, 4)
             points.setdefault(contender.name, []).append((2 * m / width, rate))
     intensities = np.geomspace(0.25, 1024, 64)
     roof = np.minimum(intensities * bandwidth, compute)
@@ -262,16 +354,20 @@ def main() -> int:
     parser.add_argument("shapes", nargs="*", type=parse_shape, metavar="MxNxK")
     parser.add_argument("--rounds", type=int, default=21, help="turns that everybody takes")
     parser.add_argument("--cpu", default="host", help="the CPU to compile for, as LLVM names it")
+    names = "a contender to leave out"
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help=names)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a roofline")
     options = parser.parse_args()
     flags = (*CpuTarget().compile_flags()[:-1], f"--iree-llvmcpu-target-cpu={options.cpu}")
     console = Console()
     results: dict[Shape, list[Contender]] = {}
     for shape in options.shapes or DEFAULT_SHAPES:
-        group = contenders(shape, flags)
+        group = contenders(shape, flags, options.without)
         measure(group, options.rounds)
         results[shape] = group
         console.print(table(shape, group))
+    has_wide_vectors = "avx512f" in device_facts(flags).cpu_features
+    console.print(goals_table(GOALS if has_wide_vectors else NARROW_GOALS, results))
     if options.plot:
         draw_roofline(results, options.plot)
         console.print(f"wrote {options.plot}")

@@ -23,6 +23,15 @@ NATURAL = tuple(range(64))
 #: The order that interleaving inside 128-bit lanes gives, which is the cheapest: each operand of 32
 #: takes half of every 16 bytes. What is multiplied with it must be stored in the same order.
 IN_LANE = tuple(16 * lane + 8 * half + i for half in (0, 1) for lane in range(4) for i in range(8))
+#: The order that shifting bytes of two 4-bit codes gives: a block of 32 is two 128-bit lanes, whose
+#: 16-bit words hold every fourth code.
+FOUR_BIT = tuple(
+    32 * block + 4 * word + 2 * half + nibble
+    for half in (0, 1)
+    for block in (0, 1)
+    for nibble in (0, 1)
+    for word in range(8)
+)
 #: Before that interleaving: 4 columns of 4 K a lane are put in the order of K pairs, so that each
 #: operand is one pair of all 16 columns.
 _PAIRS_OF_4_COLUMNS = tuple(
@@ -46,7 +55,9 @@ class Decoder:
         """Build the tables at the insertion point."""
         self.isa = isa
         self.small: SmallFloat = SMALL_FLOATS[format_name]
-        self._tables = _byte_tables(self.small) if isa.widen == "table" else None
+        has_tables = isa.widen == "table"
+        self._tables = _byte_tables(self.small) if has_tables else None
+        self._words = _word_table(self.small) if has_tables and self.small.bits == 4 else None
 
     @property
     def k_per_byte(self) -> int:
@@ -60,14 +71,8 @@ class Decoder:
 
         Codes past ``count`` are zeros. ``k`` is a multiple of 2 for packed formats.
         """
-        per_byte = self.k_per_byte
-        byte_count, byte_width = -(-count // per_byte), width // per_byte
-        column = k // per_byte
-        if self.isa.masked_bytes and byte_count < byte_width:
-            data = _masked_load(buffer, row, column, byte_count, byte_width)
-        else:
-            data = ops.load_first(buffer, [row, column], byte_count, byte_width)
-        if per_byte == 1:
+        data = self._load_bytes(buffer, row, k, count, width)
+        if self.k_per_byte == 1:
             return data
         low = arith.andi(data, ops.splat(15, data.type))
         high = arith.shrui(data, ops.splat(4, data.type))
@@ -78,23 +83,87 @@ class Decoder:
         keep = ops.int_table([255 * (i < count) for i in range(width)], ops.i8())
         return arith.andi(codes, keep)
 
+    def _load_bytes(
+        self, buffer: ir.Value, row: Index, k: Index, count: int, width: int
+    ) -> ir.Value:
+        """The bytes of ``width`` codes, of which ``count`` exist."""
+        per_byte = self.k_per_byte
+        byte_count, byte_width = -(-count // per_byte), width // per_byte
+        column = k // per_byte
+        if self.isa.masked_bytes and byte_count < byte_width:
+            return _masked_load(buffer, row, column, byte_count, byte_width)
+        return ops.load_first(buffer, [row, column], byte_count, byte_width)
+
+    def load_chunk(self, buffer: ir.Value, row: Index, k: Index, count: int) -> ir.Value:
+        """Load ``count`` codes of a chunk as ``decode_chunk`` takes them; the rest are zeros.
+
+        Args:
+            buffer: Rows of codes as bytes.
+            row: The row.
+            k: The first code, a multiple of the chunk.
+            count: Codes that exist.
+        """
+        if self._words is None:
+            return self.load_codes(buffer, row, k, count, self.isa.chunk)
+        data = self._load_bytes(buffer, row, k, count, self.isa.chunk)
+        if count % 2 == 0:
+            return data
+        keep = [255 if 2 * i + 1 < count else 15 for i in range(ops.length(data))]
+        return arith.andi(data, ops.int_table(keep, ops.i8()))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes that ``load_chunk`` gives: packed codes stay packed where words are looked up."""
+        return self.isa.chunk // (1 if self._words is None else 2)
+
+    def decode_chunk(self, data: ir.Value, raw: bool = False) -> list[ir.Value]:
+        """Decode a chunk in the order that costs least, ``operand_order`` with tables.
+
+        With tables, 32 neighbours in that order become a register of bf16 pairs, or two registers
+        of f32: the firsts and the seconds of the pairs. Otherwise the order is that of K.
+
+        Args:
+            data: What ``load_chunk`` gave.
+            raw: Leave out the factor ``unit``, for callers that multiply by another one anyway.
+        """
+        if self._words is None:
+            return self.operands(data, raw)
+        pairs = self._look_up_words(ops.bitcast(data, ops.i16()))
+        if self.isa.dot == "bf16":
+            return pairs
+        return [half for operand in pairs for half in split_pairs(operand)]
+
+    def _look_up_words(self, words: ir.Value) -> list[ir.Value]:
+        """Four 4-bit codes a word to bf16: the look-up reads the low 5 bits of a word."""
+        assert self._words is not None
+        spread = ops.permute(words, [8 * block + i for block in (0, 0, 1, 1) for i in range(8)])
+        operands = []
+        for half in (0, 1):
+            shifts = [8 * half + 4 * (lane % 2) for lane in range(4) for _ in range(8)]
+            codes = arith.shrui(spread, ops.int_table(shifts, ops.i16()))
+            values = ops.intrinsic(
+                "llvm.x86.avx512.permvar.hi.512", codes.type, [self._words, codes]
+            )
+            operands.append(ops.bitcast(values, ir.BF16Type.get()))
+        return operands
+
     @property
     def unit(self) -> float:
         """What *raw* operands have to be multiplied by to be the values of their codes."""
         return 2.0 ** (15 - self.small.bias) if self.isa.widen == "f16" else 1.0
 
-    def operands(self, codes: ir.Value, raw: bool = False) -> list[ir.Value]:
-        """Decode a chunk of codes into operands, in the order that costs least.
-
-        With tables, 32 neighbours of ``operand_order`` become a register of bf16 pairs, or two
-        registers of f32: the firsts and the seconds of the pairs. Otherwise the order is kept.
+    def operands(
+        self, codes: ir.Value, raw: bool = False, order: Sequence[int] = IN_LANE
+    ) -> list[ir.Value]:
+        """Decode a chunk of codes, in ``order`` with tables; see ``decode_chunk``.
 
         Args:
             codes: 64 codes with tables; a multiple of ``lanes`` without.
             raw: Leave out the factor ``unit``, for callers that multiply by another one anyway.
+            order: Where the elements of the result are in ``codes``.
         """
         if self.isa.widen == "table":
-            pairs = self._bf16_pairs(codes, IN_LANE)
+            pairs = self._bf16_pairs(codes, order)
             if self.isa.dot == "bf16":
                 return pairs
             return [half for operand in pairs for half in split_pairs(operand)]
@@ -212,14 +281,21 @@ def split_pairs(operand: ir.Value) -> list[ir.Value]:
     return [ops.bitcast(half, ops.f32()) for half in (firsts, seconds)]
 
 
-def in_operand_order(isa: InstructionSet, elements: ir.Value) -> list[ir.Value]:
-    """A chunk of bf16 or f32 elements as operands, in the order of ``Decoder.operands``."""
+def operand_order(format_name: str) -> Sequence[int]:
+    """With tables: the order in which weights of a format are decoded."""
+    return FOUR_BIT if SMALL_FLOATS[format_name].bits == 4 else IN_LANE
+
+
+def in_operand_order(
+    isa: InstructionSet, elements: ir.Value, order: Sequence[int]
+) -> list[ir.Value]:
+    """A chunk of bf16 or f32 elements as operands, in ``order`` where there are tables."""
     if isa.widen == "table":
-        elements = ops.permute(elements, IN_LANE)
+        elements = ops.permute(elements, order)
         if isa.dot == "bf16":
             return ops.parts(elements, 32)
-        order = [32 * pair + 2 * i + half for pair in (0, 1) for half in (0, 1) for i in range(16)]
-        elements = ops.permute(elements, order)
+        split = [32 * pair + 2 * i + half for pair in (0, 1) for half in (0, 1) for i in range(16)]
+        elements = ops.permute(elements, split)
     return ops.parts(elements, isa.lanes)
 
 
@@ -254,6 +330,11 @@ def _byte_tables(small: SmallFloat) -> list[list[ir.Value]]:
         [ops.int_table([b >> shift & 255 for b in bits[at : at + 64]], ops.i8()) for at in (0, 64)]
         for shift in (0, 8)
     ]
+
+
+def _word_table(small: SmallFloat) -> ir.Value:
+    """The bf16 of every 4-bit code, twice: the bit above an index counts too."""
+    return ops.int_table([small.bf16_bits(i % 16) for i in range(32)], ops.i16())
 
 
 def _masked_load(buffer: ir.Value, row: Index, column: Index, count: int, width: int) -> ir.Value:

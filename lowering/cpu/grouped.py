@@ -3,7 +3,7 @@
 """Grouped matmuls (mixture of experts): the kernels of one matmul, run on parts of groups.
 
 The rows of a group are cut into *parts* of at most ``tile[0]`` rows. A workgroup finds its part in
-the offsets and then runs the stream or the tiled kernel on a view of the launch: x, y and the
+the offsets and then runs the multiplying kernel on a view of the launch: x, y and the
 packed activation from the part's first row on, w and its scales from the group's expert on. Rows of
 no group are in no part, so that y keeps them.
 
@@ -30,9 +30,8 @@ from block32.lowering.common.index import (
     minimum,
 )
 from block32.lowering.common.quantize_launch import CODES, SCALES
-from block32.lowering.cpu import ops, pack, quantize, tiled
+from block32.lowering.cpu import gemm, ops, pack, quantize, tiled
 from block32.lowering.cpu.store import GROUP, ResultStore
-from block32.lowering.cpu.stream import emit_stream
 from block32.lowering.kernel_context import KernelContext, KernelView, Start
 from block32.lowering.problem import ELEMENT_BITS, Grouping, ScaledMatmul
 from block32.lowering.target import RESULT
@@ -269,10 +268,9 @@ def emit_gemm(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) ->
     with ops.when(part.exists):
         ids = kernel.memref("expert_ids", f"memref<{grouping.groups}xi32>")
         expert = arith.index_castui(ir.IndexType.get(), ops.load_scalar(ids, [part.group]))
-        emit = emit_stream if tier.form == "stream" else tiled.emit_tiled
         ops.choose(
             ops.is_below(IndexValue(expert), grouping.experts),
-            lambda: emit(one, tier, view_of(IndexValue(expert))),
+            lambda: gemm.emit_gemm(one, tier, view_of(IndexValue(expert))),
             lambda: _store_zeros(one, tier, view_of(0)),
         )
 

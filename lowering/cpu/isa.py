@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from block32.lowering.target import DeviceFacts
 
@@ -31,6 +31,7 @@ class InstructionSet:
             ``f16`` (shift to f16 and convert) or ``integer`` (integer operations alone).
         rescale: How a sum is multiplied by 2^e for any e: ``scalef``, or ``two_factors`` of 2^e/2.
         masked_bytes: Loads of bytes take a mask.
+        tiles: An instruction multiplies tiles of bf16 pairs (see ``amx.py``).
     """
 
     name: str
@@ -43,6 +44,7 @@ class InstructionSet:
     widen: str
     rescale: str
     masked_bytes: bool
+    tiles: bool = False
 
     @property
     def pair(self) -> int:
@@ -64,80 +66,60 @@ class InstructionSet:
         return fits and self.features <= facts.cpu_features
 
 
+#: What every processor that LLVM knows can do.
+_GENERIC = InstructionSet(
+    "generic",
+    architectures=(),
+    features=frozenset(),
+    lanes=4,
+    registers=16,
+    dot="f32",
+    fused=False,
+    widen="integer",
+    rescale="two_factors",
+    masked_bytes=False,
+)
+_NEON = replace(_GENERIC, name="neon", architectures=ARM, registers=32, fused=True, widen="f16")
+_AVX2 = replace(
+    _GENERIC,
+    name="avx2",
+    architectures=X86,
+    features=frozenset({"avx2", "fma", "f16c"}),
+    lanes=8,
+    fused=True,
+    widen="f16",
+)
+_AVX512 = replace(
+    _AVX2,
+    name="avx512",
+    features=frozenset({"avx512f", "avx512bw", "avx512vl"}),
+    lanes=16,
+    registers=32,
+    rescale="scalef",
+    masked_bytes=True,
+)
+_AVX512_VBMI = replace(
+    _AVX512, name="avx512_vbmi", features=_AVX512.features | {"avx512vbmi"}, widen="table"
+)
+_AVX512_BF16 = replace(
+    _AVX512_VBMI, name="avx512_bf16", features=_AVX512_VBMI.features | {"avx512bf16"}, dot="bf16"
+)
+_AMX_BF16 = replace(
+    _AVX512_BF16,
+    name="amx_bf16",
+    features=_AVX512_BF16.features | {"amx-tile", "amx-bf16"},
+    tiles=True,
+)
+
 #: Best first; the last one runs anywhere.
 INSTRUCTION_SETS = (
-    InstructionSet(
-        "avx512_bf16",
-        X86,
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512bf16"}),
-        lanes=16,
-        registers=32,
-        dot="bf16",
-        fused=True,
-        widen="table",
-        rescale="scalef",
-        masked_bytes=True,
-    ),
-    InstructionSet(
-        "avx512_vbmi",
-        X86,
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vbmi"}),
-        lanes=16,
-        registers=32,
-        dot="f32",
-        fused=True,
-        widen="table",
-        rescale="scalef",
-        masked_bytes=True,
-    ),
-    InstructionSet(
-        "avx512",
-        X86,
-        frozenset({"avx512f", "avx512bw", "avx512vl"}),
-        lanes=16,
-        registers=32,
-        dot="f32",
-        fused=True,
-        widen="f16",
-        rescale="scalef",
-        masked_bytes=True,
-    ),
-    InstructionSet(
-        "avx2",
-        X86,
-        frozenset({"avx2", "fma", "f16c"}),
-        lanes=8,
-        registers=16,
-        dot="f32",
-        fused=True,
-        widen="f16",
-        rescale="two_factors",
-        masked_bytes=False,
-    ),
-    InstructionSet(
-        "neon",
-        ARM,
-        frozenset(),
-        lanes=4,
-        registers=32,
-        dot="f32",
-        fused=True,
-        widen="f16",
-        rescale="two_factors",
-        masked_bytes=False,
-    ),
-    InstructionSet(
-        "generic",
-        (),
-        frozenset(),
-        lanes=4,
-        registers=16,
-        dot="f32",
-        fused=False,
-        widen="integer",
-        rescale="two_factors",
-        masked_bytes=False,
-    ),
+    _AMX_BF16,
+    _AVX512_BF16,
+    _AVX512_VBMI,
+    _AVX512,
+    _AVX2,
+    _NEON,
+    _GENERIC,
 )
 
 

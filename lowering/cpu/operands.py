@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 from iree.compiler import ir
 
+from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.fold import FoldCheck
-from block32.lowering.cpu.isa import InstructionSet
+from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ELEMENT_BITS, ScaledMatmul, ceil_div
 
@@ -80,6 +81,12 @@ def padded_k(problem: ScaledMatmul, isa: InstructionSet) -> int:
     return ceil_div(problem.k, isa.chunk) * isa.chunk
 
 
+def panel_k(problem: ScaledMatmul, tier: KernelTier) -> int:
+    """The part of K that a panel of the tiled and the matrix kernel holds."""
+    assert tier.tile is not None
+    return min(tier.tile[2], padded_k(problem, instruction_set(tier.isa)))
+
+
 def for_chunks(k: int, chunk: int, carried: Sequence[ir.Value], body: ChunkBody) -> list[ir.Value]:
     """Walk K in chunks: a loop over the full ones, then a copy of the body for a short last one."""
     full, tail = divmod(k, chunk)
@@ -89,6 +96,29 @@ def for_chunks(k: int, chunk: int, carried: Sequence[ir.Value], body: ChunkBody)
     if tail:
         values = list(body(full, tail, values))
     return values
+
+
+def whole_or_short(
+    k: int, size: int, chunk: Index, width: int, load: Callable[[int], ir.Value]
+) -> ir.Value:
+    """``load(count)``, where ``count`` elements of K exist in a chunk: ``size``, or a short last.
+
+    Args:
+        k: Elements of K in all.
+        size: Elements of a chunk.
+        chunk: The chunk's number, known only at run time.
+        width: Bytes that ``load`` gives.
+        load: Reads ``count`` elements.
+    """
+    full, tail = divmod(k, size)
+    if not tail:
+        return load(size)
+    if not full:
+        return load(tail)
+    types = [ops.vector_type(width, ops.i8())]
+    is_whole = ops.is_below(chunk, full)
+    (value,) = ops.choose_values(is_whole, types, lambda: [load(size)], lambda: [load(tail)])
+    return value
 
 
 def load_chunk_scales(

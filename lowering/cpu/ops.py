@@ -199,6 +199,12 @@ def store_first(value: ir.Value, buffer: ir.Value, indices: Sequence[Index], cou
         store(part(value, offset, size), buffer, [*outer, last + offset])
 
 
+def prefetch(buffer: ir.Value, indices: Sequence[Index]) -> None:
+    """Ask for the cache line of an element; one that is not used costs no more than its way."""
+    positions = [as_value(index) for index in indices]
+    memref.prefetch(buffer, positions, is_write=False, locality_hint=3, is_data_cache=True)
+
+
 def stack_buffer(type_text: str) -> ir.Value:
     """Scratch on the worker's stack, aligned to a cache line."""
     return memref.alloca(ir.Type.parse(type_text), [], [], alignment=64)

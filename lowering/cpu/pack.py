@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The packing launch: x decoded once, in the order in which the matmul kernel reads it.
 
-Two layouts share one buffer, one for each form:
+Three layouts share one buffer, one for each kernel:
 
 - *rows* (stream): ``[row][K]`` operands, and ``[row][chunk][lane]`` exponents;
 - *slabs* (tiled): ``[slab][K / pair][row in slab]`` elements, so that one row's element is a
-  broadcast load, and ``[slab][block][row in slab]`` exponents.
+  broadcast load, and ``[slab][block][row in slab]`` exponents;
+- *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, and
+  exponents as for slabs. Inside of a chunk K is in the order of the stream kernel.
 
 K is padded with zeros to whole chunks. Rows past the last are copies of it, and are never stored.
 Where a row's or slab's scales are safe to fold, its values are folded, its exponents are zeros, and
@@ -21,12 +23,13 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, minimum, round_up
+from block32.lowering.common.index import Index, IndexValue, minimum, round_up
 from block32.lowering.cpu import decode, operands, ops
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import Factors
 from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
+from block32.lowering.cpu.registers import transpose
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
@@ -34,6 +37,10 @@ from block32.lowering.problem import BLOCK_K, ScaledMatmul
 VALUES = "lhs_values"
 EXPONENTS = "lhs_exponents"
 FOLDED = "lhs_folded"
+#: Rows of x in a tile.
+TILE = 16
+#: Elements of K in a tile.
+_TILE_K = 32
 
 
 def row_values(kernel: KernelContext, isa: InstructionSet, rows: int) -> ir.Value:
@@ -55,6 +62,28 @@ def slab_values(kernel: KernelContext, isa: InstructionSet, rows: int, slabs: In
     element = "i32" if isa.dot == "bf16" else "f32"
     steps = operands.padded_k(kernel.problem, isa) // isa.pair
     return kernel.memref(VALUES, f"memref<?x{steps}x{rows}x{element}>", (slabs,))
+
+
+class TileLayout:
+    """Where the tiles of the packed values are.
+
+    Attributes:
+        values: The tiles, ``memref<tiles x 16 x 16 x i32>``.
+        along_m: Tiles of 16 rows in a slab.
+    """
+
+    def __init__(self, kernel: KernelContext, tier: KernelTier, slabs: Index):
+        """Bind the buffer; there are ``slabs`` slabs of ``mma[0]`` rows in all."""
+        assert tier.mma is not None
+        padded_k = operands.padded_k(kernel.problem, instruction_set(tier.isa))
+        self.along_m = tier.mma[0] // TILE
+        self._tiles_each = self.along_m * (padded_k // _TILE_K)
+        tiles = slabs * self._tiles_each
+        self.values = kernel.memref(VALUES, f"memref<?x{TILE}x{TILE}xi32>", (tiles,))
+
+    def position(self, slab: Index, k: Index) -> Index:
+        """A slab's first tile for the 32 K from ``k`` on; those of the next K follow."""
+        return slab * self._tiles_each + k // _TILE_K * self.along_m
 
 
 def slab_exponents(kernel: KernelContext, isa: InstructionSet, rows: int, slabs: Index) -> ir.Value:
@@ -102,14 +131,15 @@ class ActivationReader:
         """Bind x at the insertion point."""
         self._isa = isa
         self._lhs = operands.lhs_elements(kernel)
+        self._order = decode.operand_order(kernel.problem.rhs)
         is_small = kernel.problem.lhs in SMALL_FLOATS
         self._decoder = Decoder(isa, kernel.problem.lhs) if is_small else None
 
     def in_operand_order(self, row: Index, k: Index, count: int) -> list[ir.Value]:
-        """The chunk in the order in which the stream kernel decodes w."""
+        """The chunk in the order in which the stream and matrix kernels decode w."""
         if self._decoder is not None:
-            return self._decoder.operands(self._codes(row, k, count))
-        return decode.in_operand_order(self._isa, self._elements(row, k, count))
+            return self._decoder.operands(self._codes(row, k, count), order=self._order)
+        return decode.in_operand_order(self._isa, self._elements(row, k, count), self._order)
 
     def natural(self, row: Index, k: Index, count: int) -> list[ir.Value]:
         """The chunk in the order of K."""
@@ -132,6 +162,8 @@ def emit_pack(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) ->
     """Write the packing kernel: a workgroup packs one row (stream) or one slab (tiled)."""
     if tier.form == "stream":
         _RowPacker(problem, tier, kernel).emit()
+    elif instruction_set(tier.isa).tiles:
+        _TilePacker(problem, tier, kernel).emit()
     else:
         _SlabPacker(problem, tier, kernel).emit()
 
@@ -163,6 +195,17 @@ class _Packer:
         """The scale byte that is left for the sums: that of 1 when it is folded."""
         return arith.select(is_folded, ops.splat(127, scale.type), scale)
 
+    def in_operand_order(
+        self, row: Index, is_folded: ir.Value, chunk: Index, count: int
+    ) -> list[ir.Value]:
+        """A row's chunk in the order in which w is decoded, folded where that holds."""
+        values = self.reader.in_operand_order(row, chunk * self.isa.chunk, count)
+        if self.scales is None:
+            return values
+        scales = operands.load_chunk_scales(self.isa, self.scales, row, chunk, count)
+        factors = operands.spread_blocks(self.isa, self.factors.of(scales, is_folded))
+        return [self.factors.apply(value, factors) for value in values]
+
 
 class _RowPacker(_Packer):
     """Packs one row for the stream kernel."""
@@ -186,12 +229,10 @@ class _RowPacker(_Packer):
 
     def _pack_chunk(self, row: Index, is_folded: ir.Value, chunk: Index, count: int) -> None:
         k = chunk * self.isa.chunk
-        values = self.reader.in_operand_order(row, k, count)
+        values = self.in_operand_order(row, is_folded, chunk, count)
         exponents = ops.broadcast(self.exponents.zero(), self.isa.lanes)
         if self.scales is not None:
             scales = operands.load_chunk_scales(self.isa, self.scales, row, chunk, count)
-            factors = operands.spread_blocks(self.isa, self.factors.of(scales, is_folded))
-            values = [self.factors.apply(value, factors) for value in values]
             left = self.exponents.from_bytes(self.remaining_scale(scales, is_folded))
             exponents = operands.spread_blocks(self.isa, left)
         for i, value in enumerate(values):
@@ -199,16 +240,79 @@ class _RowPacker(_Packer):
         ops.store(exponents, self.packed_exponents, [self.part, chunk, 0])
 
 
-class _SlabPacker(_Packer):
-    """Packs one slab for the tiled kernel."""
+class _RowsPacker(_Packer):
+    """Packs the rows and the exponents of one slab; how its values lie is left open."""
 
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
         super().__init__(problem, tier, kernel)
         assert tier.mma is not None
         self.rows = tier.mma[0]
         slabs = kernel.workgroup_count()
-        self.values = slab_values(kernel, self.isa, self.rows, slabs)
         self.packed_exponents = slab_exponents(kernel, self.isa, self.rows, slabs)
+
+    def row(self, r: Index) -> Index:
+        """Row ``r`` of the slab as a row of x that exists."""
+        return minimum(self.part * self.rows + r, self.kernel.m - 1)
+
+    def pack_block(self, is_folded: ir.Value, block: Index) -> None:
+        """The exponents of all rows for one block of K."""
+        for r in range(self.rows):
+            exponent = self.exponents.zero()
+            if self.scales is not None:
+                scale = ops.load_scalar(self.scales, [self.row(r), block])
+                exponent = self.exponents.from_bytes(self.remaining_scale(scale, is_folded))
+            ops.store_scalar(exponent, self.packed_exponents, [self.part, block, r])
+
+
+class _TilePacker(_RowsPacker):
+    """Packs one slab for the matrix kernel."""
+
+    def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        super().__init__(problem, tier, kernel)
+        self.layout = TileLayout(kernel, tier, kernel.workgroup_count())
+        self.steps = self.isa.chunk // _TILE_K
+        self.natural = ops.stack_buffer(f"memref<{self.steps}x{TILE}x{TILE}xi32>")
+
+    def emit(self) -> None:
+        """The walk along K for each 16 rows, then the exponents."""
+        first = self.part * self.rows
+        is_folded = self.decide(first, minimum(self.kernel.m - first, self.rows))
+
+        def pack_tile(tile: IndexValue) -> None:
+            def pack_chunk(chunk: Index, count: int, _: list[ir.Value]) -> Sequence[ir.Value]:
+                self._pack_chunk(tile, is_folded, chunk, count)
+                return []
+
+            operands.for_chunks(self.problem.k, self.isa.chunk, [], pack_chunk)
+
+        ops.repeat(0, self.layout.along_m, 1, pack_tile)
+        ops.repeat(0, self.problem.k_blocks, 1, lambda block: self.pack_block(is_folded, block))
+
+    def _pack_chunk(self, tile: Index, is_folded: ir.Value, chunk: Index, count: int) -> None:
+        """A chunk of 16 rows: decoded a row at a time, then turned."""
+        first = self.layout.position(self.part, chunk * self.isa.chunk) + tile
+
+        def decode_row(r: Index) -> None:
+            row = self.row(tile * TILE + r)
+            for step, value in enumerate(self.in_operand_order(row, is_folded, chunk, count)):
+                ops.store(ops.bitcast(value, ops.i32()), self.natural, [step, r, 0], 64)
+
+        def turn(step: IndexValue) -> None:
+            rows = [ops.load(self.natural, [step, r, 0], TILE, 64) for r in range(TILE)]
+            position = first + step * self.layout.along_m
+            for pair, values in enumerate(transpose(rows)):
+                ops.store(values, self.layout.values, [position, pair, 0], 64)
+
+        ops.repeat(0, TILE, 1, decode_row)
+        ops.repeat(0, self.steps, 1, turn)
+
+
+class _SlabPacker(_RowsPacker):
+    """Packs one slab for the tiled kernel."""
+
+    def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        super().__init__(problem, tier, kernel)
+        self.values = slab_values(kernel, self.isa, self.rows, kernel.workgroup_count())
         element = "i32" if self.isa.dot == "bf16" else "f32"
         self.steps = self.isa.chunk // self.isa.pair
         self.natural = ops.stack_buffer(f"memref<{self.rows}x{self.steps}x{element}>")
@@ -227,14 +331,11 @@ class _SlabPacker(_Packer):
             return []
 
         operands.for_chunks(self.problem.k, self.isa.chunk, [], pack_chunk)
-        ops.repeat(0, self.problem.k_blocks, 1, lambda block: self._pack_block(is_folded, block))
-
-    def _row(self, r: Index) -> Index:
-        return minimum(self.part * self.rows + r, self.kernel.m - 1)
+        ops.repeat(0, self.problem.k_blocks, 1, lambda block: self.pack_block(is_folded, block))
 
     def _decode_row(self, r: Index, is_folded: ir.Value, chunk: Index, count: int) -> None:
         """One row's chunk to the stack, in the order of K."""
-        row = self._row(r)
+        row = self.row(r)
         for i, value in enumerate(self.reader.natural(row, chunk * self.isa.chunk, count)):
             k = i * ops.length(value)
             if self.scales is not None and k < count:
@@ -251,11 +352,3 @@ class _SlabPacker(_Packer):
         for r in range(self.rows):
             element = ops.load_scalar(self.natural, [r, step])
             ops.store_scalar(element, self.values, [self.part, chunk * self.steps + step, r])
-
-    def _pack_block(self, is_folded: ir.Value, block: Index) -> None:
-        for r in range(self.rows):
-            exponent = self.exponents.zero()
-            if self.scales is not None:
-                scale = ops.load_scalar(self.scales, [self._row(r), block])
-                exponent = self.exponents.from_bytes(self.remaining_scale(scale, is_folded))
-            ops.store_scalar(exponent, self.packed_exponents, [self.part, block, r])

@@ -52,6 +52,8 @@ class _Stream:
         self.rows = tier.tile[0]
         self.weight_rows = tier.mma[1]
         self.columns = tier.tile[1]
+        # Rows of w between the one that is multiplied and the one that is fetched meanwhile.
+        self.rows_ahead = (tier.stages - 1) * self.weight_rows
         self.exponents = Exponents(self.isa)
         self.decoder = Decoder(self.isa, problem.rhs)
         self.weights = operands.rhs_codes(kernel)
@@ -204,8 +206,11 @@ class _Stream:
 
     def _decode(self, weight_row: Index, chunk: Index, count: int, raw: bool) -> list[ir.Value]:
         k = chunk * self.isa.chunk
-        codes = self.decoder.load_codes(self.weights, weight_row, k, count, self.isa.chunk)
-        return self.decoder.operands(codes, raw)
+        if self.rows_ahead:
+            next_row = minimum(weight_row + self.rows_ahead, self.problem.n - 1)
+            ops.prefetch(self.weights, [next_row, k // self.decoder.k_per_byte])
+        data = self.decoder.load_chunk(self.weights, weight_row, k, count)
+        return self.decoder.decode_chunk(data, raw)
 
     def _chunk_sums(self, weights: list[ir.Value], row: int, chunk: Index) -> ir.Value:
         """The products of a chunk of w with a row of x, added up a lane."""

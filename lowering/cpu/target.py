@@ -10,12 +10,12 @@ from functools import partial
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, maximum, minimum
 from block32.lowering.common.quantize_launch import CODES, SCALES
-from block32.lowering.cpu import grouped, pack, quantize, tiled
+from block32.lowering.cpu import amx, grouped, matrix, pack, quantize, tiled
+from block32.lowering.cpu.gemm import emit_gemm
 from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS
 from block32.lowering.cpu.select import TARGET_NAME, select
 from block32.lowering.cpu.store import GROUP
-from block32.lowering.cpu.stream import emit_stream
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import (
@@ -79,15 +79,19 @@ class CpuTarget(Target):
         packed = (pack.VALUES, pack.EXPONENTS, pack.FOLDED)
         quantized = (CODES, SCALES) if problem.lhs_quantize else ()
         tiles = [tier for tier in tiers if tier.form == "tiled"]
-        scratch = (tiled.PANEL, tiled.ACCUMULATORS) if tiles else ()
+        scratch = {
+            tiled.PANEL: [tier for tier in tiles if not instruction_set(tier.isa).tiles],
+            tiled.ACCUMULATORS: tiles,
+        }
+        scratch = {name: users for name, users in scratch.items() if users}
         elements = {CODES: "i8", SCALES: "i8", tiled.ACCUMULATORS: "f32"}
         buffers = {
             name: _buffer(elements.get(name, "i32"), tiers, partial(_elements, problem, name))
             for name in (*packed, *quantized)
         }
         buffers |= {
-            name: _buffer(elements.get(name, "i32"), tiles, partial(_elements, problem, name))
-            for name in scratch
+            name: _buffer(elements.get(name, "i32"), users, partial(_elements, problem, name))
+            for name, users in scratch.items()
         }
         reads = (*packed, "rhs", "rhs_scale", *groups, *problem.epilogue.operand_names())
         updates, result = ((RESULT,), ()) if problem.grouping else ((), (RESULT,))
@@ -128,10 +132,8 @@ class CpuTarget(Target):
             quantize.emit_quantizing_pack(problem, tier, kernel)
         elif launch.name == PACK:
             pack.emit_pack(problem, tier, kernel)
-        elif tier.form == "stream":
-            emit_stream(problem, tier, kernel)
         else:
-            tiled.emit_tiled(problem, tier, kernel)
+            emit_gemm(problem, tier, kernel)
 
 
 def _packed(problem: ScaledMatmul) -> ScaledMatmul:
@@ -191,10 +193,31 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
         if GROUP % tier.mma[1]:
             return f"expected mma[1] to divide {GROUP} but got {tier.mma[1]}"
         return None
+    if isa.tiles:
+        return _verify_matrix(tier, isa)
     if columns % COLUMNS:
         return f"expected tile[1] to be a multiple of {COLUMNS} but got {columns}"
     if depth % isa.chunk:
         return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
     if tier.mma[1] % isa.lanes or COLUMNS % tier.mma[1]:
         return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
+    return None
+
+
+def _verify_matrix(tier: KernelTier, isa: InstructionSet) -> str | None:
+    """Check the sizes of a matrix kernel's tiles."""
+    assert tier.tile is not None and tier.mma is not None
+    _, columns, depth = tier.tile
+    slab_rows, panel_rows, _ = tier.mma
+    if slab_rows % matrix.TILE or panel_rows % matrix.TILE:
+        return f"expected mma[0] and mma[1] to be multiples of {matrix.TILE}"
+    sums, left = slab_rows * panel_rows // matrix.ELEMENTS, slab_rows // matrix.TILE
+    if sums + left >= amx.REGISTERS:
+        return f"expected mma to leave a tile register for w: {sums} + {left} of 8 are taken"
+    if columns % panel_rows:
+        return f"expected tile[1] to be a multiple of {panel_rows} but got {columns}"
+    if depth % isa.chunk:
+        return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
+    if panel_rows * depth * 2 > matrix.PANEL_STACK:
+        return f"expected a panel of at most {matrix.PANEL_STACK} bytes: mma[1] x tile[2] bf16"
     return None

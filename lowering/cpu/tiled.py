@@ -77,24 +77,32 @@ def column_workgroups(problem: ScaledMatmul, tier: KernelTier) -> int:
 
 
 def accumulators_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
-    """f32 elements of the accumulators of all workgroups."""
+    """f32 elements of the accumulators of all workgroups, of the matrix kernel's too."""
     assert tier.mma is not None
     partition = Partition.of(tier, m)
     slabs = partition.workgroups * partition.slabs_each * column_workgroups(problem, tier)
-    return slabs * (tier.mma[0] * COLUMNS)
+    return slabs * (tier.mma[0] * resting_columns(tier))
+
+
+def is_one_slab(tier: KernelTier) -> bool:
+    """Whether all rows of a workgroup are one slab: tile registers hold their sums over all K."""
+    assert tier.tile is not None and tier.mma is not None
+    return tier.tile[0] == tier.mma[0]
+
+
+def resting_columns(tier: KernelTier) -> int:
+    """Columns of a workgroup whose sums are in the buffer at a time."""
+    assert tier.tile is not None and tier.mma is not None
+    if not instruction_set(tier.isa).tiles:
+        return COLUMNS
+    return tier.mma[1] if is_one_slab(tier) else tier.tile[1]
 
 
 def panel_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
     """i32 or f32 elements of the panels of all workgroups."""
     assert tier.tile is not None
-    steps = panel_k(problem, tier) // instruction_set(tier.isa).pair
+    steps = operands.panel_k(problem, tier) // instruction_set(tier.isa).pair
     return Partition.of(tier, m).workgroups * column_workgroups(problem, tier) * (steps * COLUMNS)
-
-
-def panel_k(problem: ScaledMatmul, tier: KernelTier) -> int:
-    """The part of K that a panel holds."""
-    assert tier.tile is not None
-    return min(tier.tile[2], operands.padded_k(problem, instruction_set(tier.isa)))
 
 
 def emit_tiled(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
@@ -112,7 +120,7 @@ class _Tiled:
         self.isa: InstructionSet = instruction_set(tier.isa)
         self.rows, self.tile_columns, _ = tier.mma
         self.columns = tier.tile[1]
-        self.part_k = panel_k(problem, tier)
+        self.part_k = operands.panel_k(problem, tier)
         self.partition = Partition.of(tier, kernel.m)
         self.exponents = Exponents(self.isa)
         n_workgroup, m_workgroup = kernel.workgroup_id(0), kernel.workgroup_id(1)

@@ -53,7 +53,7 @@ def mnemonics(loop: list[str]) -> Counter[str]:
 @pytest.mark.parametrize(
     ("profile", "product", "tile_products", "loads"),
     [
-        ("amx", "vfmadd231ps", 24, 10),
+        ("avx512_vbmi", "vfmadd231ps", 24, 10),
         ("avx512_bf16", "vdpbf16ps", 24, 10),
         ("avx512", "vfmadd231ps", 24, 10),
         ("avx2", "vfmadd231ps", 12, 8),
@@ -75,15 +75,16 @@ def test_the_tiled_loop_is_products_and_loads(
 
 
 @pytest.mark.parametrize(
-    ("profile", "product", "lookup"),
+    ("profile", "product", "lookup", "rows"),
     [
-        ("amx", "vdpbf16ps", "vperm[it]2b"),
-        ("avx512_vbmi", "vfmadd", "vperm[it]2b"),
-        ("avx2", "vfmadd", "vcvtph2ps"),
+        ("amx", "vfmadd", "vperm[it]2b", 4),
+        ("avx512_bf16", "vdpbf16ps", "vperm[it]2b", 1),
+        ("avx512", "vfmadd", "vcvtph2ps", 4),
+        ("avx2", "vfmadd", "vcvtph2ps", 2),
     ],
 )
 def test_the_stream_loop_decodes_in_registers(
-    profile: str, product: str, lookup: str, tmp_path: Path
+    profile: str, product: str, lookup: str, rows: int, tmp_path: Path
 ) -> None:
     """M = 1: codes are looked up or converted a register at a time, without scalar code."""
     text = assembly(ScaledMatmul(1, 256, 512), PROCESSORS[profile], tmp_path)
@@ -91,13 +92,58 @@ def test_the_stream_loop_decodes_in_registers(
     counts = mnemonics(loop)
     assert any(re.match(lookup, name) for name in counts)
     assert not any(re.match(r"vp(extr|insr)|movzb|vgather", name) for name in counts), counts
-    assert not any(re.search(r"\$\S+, -?\d*\(%r[sb]p\)", line) for line in loop)
-    assert len(loop) <= 40
+    fetched = sum(n for name, n in counts.items() if name.startswith("prefetch"))
+    assert fetched == (rows if rows > 1 else 0)
+    assert not any(re.search(r"^v?mov\w+\s+%\w+, -?\d*\(%r[sb]p\)", line) for line in loop)
+    assert len(loop) <= 34 * rows
+
+
+def test_a_stream_of_mxfp4_is_looked_up_in_one_step(tmp_path: Path) -> None:
+    """64 codes: no unpacking to bytes; a spread, two shifts and two look-ups of words."""
+    text = assembly(ScaledMatmul(1, 256, 512, rhs="f4E2M1FN"), PROCESSORS["amx"], tmp_path)
+    counts = mnemonics(hot_loop(text, "vfmadd"))
+    rows = 4
+    assert (counts["vpermw"], counts["vpsrlvw"]) == (2 * rows, 2 * rows)
+    assert not any(re.match(r"vpunpck|vpermb|vperm[it]2", name) for name in counts), counts
+
+
+@pytest.mark.parametrize(("m", "products", "loads"), [(8, 1, 2), (32, 4, 4), (96, 4, 4)])
+def test_the_matrix_loop_is_tile_loads_and_products(
+    m: int, products: int, loads: int, tmp_path: Path
+) -> None:
+    """A step: each tile is loaded once, and nothing but addresses is computed beside."""
+    text = assembly(ScaledMatmul(m, 256, 2048), PROCESSORS["amx"], tmp_path)
+    loop = [line for line in hot_loop(text, "tdpbf16ps") if not line.startswith("prefetch")]
+    counts = mnemonics(loop)
+    steps = counts["tdpbf16ps"] // products
+    assert steps >= 1 and counts["tdpbf16ps"] == steps * products
+    assert counts["tileloadd"] == steps * loads
+    # A tile load takes a base and a stride, so that most need an address of their own.
+    assert len(loop) <= steps * (products + 3 * loads) + 14
+    stored = [line for line in loop if re.search(r"^(v?mov|tilestore)\w*\s+%.*\(%r[sb]p", line)]
+    assert not stored, "the loop spills"
+
+
+def test_the_matrix_kernel_decodes_a_register_at_a_time(tmp_path: Path) -> None:
+    """64 codes: two look-ups of two registers, two interleaves, and two stores into the panel."""
+    text = assembly(ScaledMatmul(8, 256, 2048), PROCESSORS["amx"], tmp_path)
+    loop = next(loop for loop in loops(text) if any("prefetch" in line for line in loop))
+    counts = mnemonics(loop)
+    lookups = sum(n for name, n in counts.items() if re.match("vperm[it]2b", name))
+    assert (lookups, counts["vpunpcklbw"], counts["vpunpckhbw"]) == (2, 1, 1)
+    assert len(loop) <= 30
+
+
+def test_the_matrix_kernel_asks_before_it_uses_tiles(tmp_path: Path) -> None:
+    """Without the leave that the system call asks for, a tile instruction ends the process."""
+    text = assembly(ScaledMatmul(8, 64, 64), PROCESSORS["amx"], tmp_path)
+    asked, used = (text.index(name) for name in ("\tsyscall", "\tldtilecfg"))
+    assert asked < used < text.index("\ttilerelease")
 
 
 @pytest.mark.parametrize("m", [4, 8])
 def test_the_stream_loop_of_several_rows_does_not_spill(m: int, tmp_path: Path) -> None:
-    text = assembly(ScaledMatmul(m, 256, 2048), PROCESSORS["amx"], tmp_path)
+    text = assembly(ScaledMatmul(m, 256, 2048), PROCESSORS["avx512_vbmi"], tmp_path)
     loop = hot_loop(text, "vfmadd")
     stores = [line for line in loop if re.search(r"^vmov\w+\s+%zmm\d+, -?\d*\(%rsp", line)]
     assert not stores, stores

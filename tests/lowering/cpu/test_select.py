@@ -47,7 +47,8 @@ def test_arm_and_unknown_architectures() -> None:
 def test_no_bf16_products_for_activations_that_bf16_cannot_hold(lhs: str) -> None:
     problem = dataclasses.replace(DYNAMIC, lhs=lhs, lhs_scaled=False)
     for processor in X86_PROCESSORS:
-        assert all(tier.isa != "avx512_bf16" for tier in tiers(problem, processor.facts))
+        used = {tier.isa for tier in tiers(problem, processor.facts)}
+        assert all(isa.dot == "f32" for isa in INSTRUCTION_SETS if isa.name in used)
 
 
 def test_a_static_m_gets_one_tier() -> None:
@@ -74,7 +75,7 @@ TILED = KernelTier("tiled", None, (384, 128, 256), mma=(6, 16, 1), isa="avx2")
     ("tier", "changes", "reason"),
     [
         (STREAM, {"form": "packed"}, "expected form 'stream' or 'tiled' on cpu but got 'packed'"),
-        (STREAM, {"isa": "mmx"}, "expected isa to be one of avx512_bf16, "),
+        (STREAM, {"isa": "mmx"}, "expected isa to be one of amx_bf16, avx512_bf16, "),
         (STREAM, {"isa": "avx512"}, "need cpu features that are off: avx512bw, avx512f, avx512vl"),
         (STREAM, {"weight_layout": "swizzled"}, "expected weight_layout 'plain'"),
         (STREAM, {"tile": None}, "expected both tile and mma"),
@@ -90,6 +91,26 @@ TILED = KernelTier("tiled", None, (384, 128, 256), mma=(6, 16, 1), isa="avx2")
 def test_refuses(tier: KernelTier, changes: dict[str, object], reason: str) -> None:
     assert TARGET.verify(DYNAMIC, tier, AVX2) is None
     refused = TARGET.verify(DYNAMIC, dataclasses.replace(tier, **changes), AVX2)  # type: ignore[arg-type]
+    assert refused is not None and reason in refused
+
+
+MATRIX = KernelTier("tiled", None, (512, 128, 256), mma=(32, 32, 32), isa="amx_bf16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mma": (24, 32, 32)}, "expected mma[0] and mma[1] to be multiples of 16"),
+        ({"mma": (48, 32, 32)}, "leave a tile register for w: 6 + 3 of 8 are taken"),
+        ({"tile": (512, 48, 256)}, "expected tile[1] to be a multiple of 32 but got 48"),
+        ({"tile": (512, 128, 96)}, "expected tile[2] to be a multiple of 64 but got 96"),
+        ({"tile": (512, 128, 512)}, "expected a panel of at most 24576 bytes"),
+    ],
+)
+def test_refuses_a_matrix_kernel(changes: dict[str, object], reason: str) -> None:
+    facts = X86_PROCESSORS[0].facts
+    assert TARGET.verify(DYNAMIC, MATRIX, facts) is None
+    refused = TARGET.verify(DYNAMIC, dataclasses.replace(MATRIX, **changes), facts)  # type: ignore[arg-type]
     assert refused is not None and reason in refused
 
 
