@@ -95,13 +95,14 @@ def random_operands(problem: dict[str, Any], m: int, seed: int) -> Operands:
     rng = np.random.default_rng(seed)
     n, k, blocks = problem["n"], problem["k"], -(-problem["k"] // 32)
     block_n = problem["rhs_block"][0]
+    experts = problem["grouping"]["experts"] if problem["grouping"] else 1
     arrays = {
         "lhs": _random_values(rng, m, k, problem["lhs"]),
-        "rhs": _random_values(rng, n, k, problem["rhs"]),
+        "rhs": _random_values(rng, experts * n, k, problem["rhs"]),
     }
     if problem["lhs_scaled"]:
         arrays["lhs_scale"] = _random_scales(rng, (m, blocks), problem)
-    arrays["rhs_scale"] = _random_scales(rng, (-(-n // block_n), blocks), problem)
+    arrays["rhs_scale"] = _random_scales(rng, (experts * -(-n // block_n), blocks), problem)
     epilogue = problem["epilogue"]
     if epilogue["row_scale"]:
         arrays["row_scale"] = rng.uniform(0.5, 2, m).astype(np.float32)
@@ -112,6 +113,43 @@ def random_operands(problem: dict[str, Any], m: int, seed: int) -> Operands:
     if epilogue["residual"]:
         arrays["residual"] = rng.standard_normal((m, n)).astype(_DTYPES[epilogue["residual"]])
     return Operands(problem, m, arrays)
+
+
+def grouped_operands(
+    problem: dict[str, Any], groups: Sequence[tuple[int, int]], seed: int
+) -> Operands:
+    """Operands of groups of (tokens, expert), with two rows of no group before and behind them."""
+    m = sum(tokens for tokens, _ in groups) + 4
+    operands = random_operands(problem, m, seed)
+    arrays, experts = operands.arrays, problem["grouping"]["experts"]
+    for name in ("rhs", "rhs_scale"):
+        arrays[name] = arrays[name].reshape(experts, -1, arrays[name].shape[1])
+    offsets = 2 + np.cumsum([0, *(tokens for tokens, _ in groups)])
+    arrays["offsets"] = offsets.astype(np.int32)
+    arrays["expert_ids"] = np.array([expert for _, expert in groups], np.int32)
+    rng = np.random.default_rng(seed)
+    arrays["init"] = rng.standard_normal((m, problem["n"])).astype(_DTYPES[problem["result"]])
+    return operands
+
+
+def grouped_expected(operands: Operands, matmul: Matmul) -> tuple[Array, Array]:
+    """The result of groups in float64, and the |x| |w| that errors are measured by."""
+    arrays = operands.arrays
+    want = arrays["init"].astype(np.float64)
+    magnitudes = np.ones_like(want)
+    rows = {name: arrays[name] for name in ("lhs", "lhs_scale") if name in arrays}
+    if operands.problem["lhs_quantize"]:
+        rows["lhs"], rows["lhs_scale"] = quantized(arrays["lhs"])
+    for group, expert in enumerate(arrays["expert_ids"].tolist()):
+        own = slice(*arrays["offsets"][group : group + 2].tolist())
+        if not 0 <= expert < len(arrays["rhs"]):
+            want[own] = 0
+        elif own.start < own.stop:
+            part = {name: array[own] for name, array in rows.items()}
+            part |= {name: arrays[name][expert] for name in ("rhs", "rhs_scale")}
+            scaled = operands.problem | {"lhs_scaled": "lhs_scale" in part}
+            want[own], magnitudes[own] = expected(Operands(scaled, 0, part), matmul)
+    return want, magnitudes
 
 
 def _random_values(rng: np.random.Generator, rows: int, k: int, element: str) -> Array:
@@ -179,13 +217,15 @@ def expected(operands: Operands, matmul: Matmul) -> tuple[Array, Array]:
 def quantized(x: Array) -> tuple[Array, Array]:
     """Codes and scale bytes of x by the rule ``rceil``: the smallest scale that saturates nothing.
 
-    ``x`` is [M, K], K a multiple of 32, its blocks neither zero nor near the ends of f32's range.
+    ``x`` is [M, K], its blocks neither zero nor near the ends of f32's range.
     """
-    blocks = x.astype(np.float64).reshape(len(x), -1, 32)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, -x.shape[1] % 32)))
+    blocks = padded.reshape(len(x), -1, 32)
     mantissa, exponent = np.frexp(np.abs(blocks).max(axis=2) / 448)
     exponent -= mantissa == 0.5
     codes = np.ldexp(blocks, -exponent[..., None]).astype(ml_dtypes.float8_e4m3fn)
-    return codes.reshape(x.shape), (exponent + 127).astype(np.uint8)
+    codes = codes.reshape(len(x), -1)[:, : x.shape[1]]
+    return np.ascontiguousarray(codes), (exponent + 127).astype(np.uint8)
 
 
 def float64_matmul() -> Matmul:
@@ -255,9 +295,8 @@ def time_module(entry: dict[str, Any], folder: Path, repeats: int = 25) -> Timin
     by the calls between; on the host's the difference of the two functions' medians.
     """
     module = CardModule(folder / entry["file"])
-    problem = entry["problem"]
     few, many = entry["batches"]
-    arguments = _timing_operands(entry["rows"][0], problem["n"], problem["k"], many)
+    arguments = _timing_operands(TimedShape.of(entry))
     medians = []
     for function in ("short", "long"):
         module.call(arguments, function)
@@ -304,9 +343,35 @@ def _device_span(module: CardModule, arguments: Sequence[Any], few: int, many: i
     return (spans[-1].end - first.start) / (many - few)
 
 
+@dataclass(frozen=True)
+class TimedShape:
+    """What the operands of a timing batch depend on; ``is_quantized``: its calls quantise x."""
+
+    m: int
+    n: int
+    k: int
+    lhs: str
+    is_quantized: bool
+    calls: int
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> TimedShape:
+        """The shape of a manifest's entry."""
+        problem = entry["problem"]
+        return cls(
+            entry["rows"][0],
+            problem["n"],
+            problem["k"],
+            problem["lhs"],
+            bool(problem["lhs_quantize"]),
+            max(entry["batches"]),
+        )
+
+
 @lru_cache(maxsize=1)
-def _timing_operands(m: int, n: int, k: int, calls: int) -> list[Any]:
-    """X, its scales, and a weight and its scales for each call: 180 MB of them, in turn."""
+def _timing_operands(shape: TimedShape) -> list[Any]:
+    """X, its scales if any, and a weight and its scales for each call: 180 MB of them, in turn."""
+    m, n, k, calls = shape.m, shape.n, shape.k, shape.calls
     rng = np.random.default_rng(1)
     device = shared_config(CardModule.device).device
 
@@ -326,9 +391,13 @@ def _timing_operands(m: int, n: int, k: int, calls: int) -> list[Any]:
     weights = [fp8(n) for _ in range(distinct)]
     weight_scales = [scales(-(-n // 32)) for _ in range(distinct)]
     turns = [i % distinct for i in range(calls)]
+    if shape.is_quantized:
+        values = rng.standard_normal((m, k), dtype=np.float32).astype(_DTYPES[shape.lhs])
+        x = [rt.asdevicearray(device, values) for _ in range(calls)]
+    else:
+        x = [fp8(m), scales(m)]
     return [
-        fp8(m),
-        scales(m),
+        *x,
         *(weights[turn] for turn in turns),
         *(weight_scales[turn] for turn in turns),
     ]

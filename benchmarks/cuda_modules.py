@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from iree.compiler import ir
 
@@ -26,7 +27,7 @@ from block32.lowering.host import (
 )
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.portable.quantize import quantize
-from block32.lowering.problem import Epilogue, ScaledMatmul
+from block32.lowering.problem import Epilogue, Grouping, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
 from block32.tools.iree_compile import run_iree_compile
@@ -78,12 +79,13 @@ class Module:
 
     Attributes:
         name: Its file's stem.
-        kind: ``check``, ``quantized``, ``timed`` or ``tune``.
+        kind: ``check``, ``dynamic``, ``quantized``, ``grouped``, ``timed`` or ``tune``.
         problem: The matmul, M dynamic.
         target: A name of ``lowering.targets``.
         rows: The M that it is run with.
         tiers: Its tiers; what the target selects when empty.
-        batches: Calls of its two timing functions; none for ``check``.
+        batches: Calls of its two timing functions; none where it is checked.
+        groups: For ``grouped``, tokens and expert of each group.
     """
 
     name: str
@@ -93,11 +95,12 @@ class Module:
     rows: tuple[int, ...]
     tiers: tuple[KernelTier, ...] = ()
     batches: tuple[int, int] | None = None
+    groups: tuple[tuple[int, int], ...] = ()
 
 
 def all_modules() -> list[Module]:
     """Every module, by kind."""
-    return [*_timed(), *_checked(), *_quantized(), *_tuned()]
+    return [*_timed(), *_checked(), *_quantized(), *_grouped(), *_tuned()]
 
 
 def _checked() -> Iterator[Module]:
@@ -156,10 +159,45 @@ def _checked_splits() -> Iterator[Module]:
 
 
 def _quantized() -> Iterator[Module]:
-    """Quantising as IREE compiles it for the card, then a kernel."""
-    for n, k in ((320, 1152), (4096, 1280)):
-        name = f"quantized_{n}x{k}"
-        yield Module(name, "quantized", ScaledMatmul(None, n, k), "sm_90a", (1, 8, 33, 130))
+    """X quantised with the matmul, and before it as IREE compiles that for the card."""
+    for n, k in ((320, 1152), (4096, 1280), (4096, 4096), (96, 77)):
+        for element in ("bf16", "f16", "f32"):
+            problem = ScaledMatmul(None, n, k, lhs=element, lhs_scaled=False, lhs_quantize="rceil")
+            rows = (1, 3, 8, 9, 33, 130)
+            for kind in ("dynamic", "quantized"):
+                yield Module(f"{kind}_{n}x{k}_{element}", kind, problem, "sm_90a", rows)
+    problem = ScaledMatmul(None, 320, 1152, lhs="bf16", lhs_scaled=False, lhs_quantize="rceil")
+    for kind in ("dynamic", "quantized"):
+        yield Module(f"{kind}_sm_89_320x1152", kind, problem, "sm_89", (1, 8, 33))
+
+
+#: (experts, N, K), and (tokens, expert) of each group; -1 is no expert.
+GROUPED = (
+    ((4, 128, 64), ((3, 2), (0, 0), (5, 3), (2, 1))),
+    ((4, 70, 40), ((7, 1), (0, 0), (20, 3))),
+    ((4, 70, 40), ((16, 0), (24, -1))),
+    ((16, 320, 1152), ((1, 9), (3, 0), (2, 15), (1, 9), (2, 3), (3, 2), (1, 9), (2, 1))),
+    ((8, 1856, 2688), ((1, 0), (1, 3), (2, 1), (0, 4), (1, 5), (1, 2))),
+    ((4, 1056, 1152), ((300, 1), (7, 3), (0, 0), (129, -1), (520, 0))),
+)
+
+
+def _grouped() -> Iterator[Module]:
+    """Groups of rows with each activation; rows of no group come before and behind them."""
+    activations: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("w8a8", {}),
+        ("w8a16", {"lhs": "bf16", "lhs_scaled": False}),
+        ("dynamic", {"lhs": "bf16", "lhs_scaled": False, "lhs_quantize": "rceil"}),
+    )
+    for number, ((experts, n, k), groups) in enumerate(GROUPED):
+        for name, changes in activations:
+            grouping = Grouping(experts, len(groups))
+            problem = ScaledMatmul(None, n, k, grouping=grouping, **changes)
+            yield Module(
+                f"grouped_{number}_{name}", "grouped", problem, "sm_90a", (), groups=groups
+            )
+    problem = ScaledMatmul(None, 128, 64, grouping=Grouping(4, 4))
+    yield Module("grouped_sm_89", "grouped", problem, "sm_89", (), groups=GROUPED[0][1])
 
 
 def _check(problem: ScaledMatmul, target: str, rows: tuple[int, ...]) -> Module:
@@ -297,14 +335,18 @@ def compile_all(folder: Path, only: str = "") -> None:
 
 def _compile(module: Module, folder: Path) -> dict[str, object]:
     target = target_named(module.target)
+    is_quantized = module.kind == "quantized"
+    problem = module.problem.quantized() if is_quantized else module.problem
     tiers, reason = module.tiers, "given"
     if not tiers:
-        selection = target.select(module.problem, DeviceFacts())
+        selection = target.select(problem, DeviceFacts())
         assert selection.config is not None, selection.reason
         tiers, reason = selection.config.tiers, selection.reason
-    spec = KernelSpec(module.problem, target, tiers)
-    is_quantized = module.kind == "quantized"
-    text = _quantized_text(spec) if is_quantized else _module_text(spec, module.batches)
+    spec = KernelSpec(problem, target, tiers)
+    if is_quantized:
+        text = _quantized_text(spec, module.problem.lhs)
+    else:
+        text = _module_text(spec, module.batches)
     digest = hashlib.sha256(text.encode()).hexdigest()
     output, stamp = folder / f"{module.name}.vmfb", folder / f"{module.name}.sha256"
     if not (output.exists() and stamp.exists() and stamp.read_text() == digest):
@@ -318,6 +360,7 @@ def _compile(module: Module, folder: Path) -> dict[str, object]:
         "problem": dataclasses.asdict(module.problem),
         "rows": module.rows,
         "batches": module.batches,
+        "groups": module.groups,
         "tiers": [_tier_fields(tier) for tier in tiers],
         "reason": reason,
     }
@@ -352,29 +395,35 @@ def _add_batch(
 ) -> None:
     """``name(x, x_scale, w_0, .., w_scale_0, ..) -> y`` of the last call.
 
-    The other results are kept alive to the end, but not given back: handing 48 arrays to Python
-    takes longer than computing them.
+    Where calls quantise x, each has its own (``x_0, .., w_0, .., w_scale_0, ..``), or it would be
+    quantised once for all. The other results are kept alive to the end, but not given back: handing
+    48 arrays to Python takes longer than computing them.
     """
-    types = operand_types(problem)
-    arguments = [types["lhs"], types["lhs_scale"]]
-    arguments += [types["rhs"]] * weights + [types["rhs_scale"]] * weights
-    result = result_type(problem)
-    block = standalone.add_function(name, arguments, [result])
+    types, result = operand_types(problem), result_type(problem)
+    xs = weights if problem.lhs_quantize else 1
+    names = ["lhs"] * xs + [operand for operand in ("lhs_scale",) if operand in types]
+    names += ["rhs"] * weights + ["rhs_scale"] * weights
+    block = standalone.add_function(name, [types[operand] for operand in names], [result])
+    first = {operand: names.index(operand) for operand in types}
     with ir.InsertionPoint(block):
-        x, x_scale, *rest = block.arguments
-        outputs = [standalone.call([x, rest[i], x_scale, rest[weights + i]]) for i in range(calls)]
-        ir.Operation.create("util.optimization_barrier", results=[result] * calls, operands=outputs)
+        outputs = []
+        for number in range(calls):
+            turns = {"lhs": number % xs, "lhs_scale": 0}
+            operands = [block.arguments[first[o] + turns.get(o, number)] for o in types]
+            outputs.append(standalone.call(operands))
+        for y in outputs:
+            ir.Operation.create("util.optimization_barrier", results=[result], operands=[y])
         ir.Operation.create("func.return", operands=[outputs[-1]])
 
 
-def _quantized_text(spec: KernelSpec) -> str:
-    """``main(x, w, w_scale) -> y, codes, scales`` on bf16, and ``matmul`` of codes and scales."""
+def _quantized_text(spec: KernelSpec, element: str) -> str:
+    """``main(x, w, w_scale) -> y, codes, scales``, and ``matmul`` of codes and scales."""
     with ir.Context(), ir.Location.unknown():
         standalone = StandaloneModule(spec)
         problem = spec.problem
         types, result = operand_types(problem), result_type(problem)
         rows = ir.ShapedType.get_dynamic_size()
-        x_type = ir.RankedTensorType.get([rows, problem.k], ir.BF16Type.get())
+        x_type = ir.RankedTensorType.get([rows, problem.k], ir.Type.parse(element))
         quantized = [types["lhs"], types["lhs_scale"]]
         block = standalone.add_function(
             "main", [x_type, types["rhs"], types["rhs_scale"]], [result, *quantized]

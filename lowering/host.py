@@ -22,8 +22,23 @@ from block32.lowering.common.functions import (
     inline_call,
     private_function,
 )
-from block32.lowering.common.index import Index, IndexValue, as_value, constant
-from block32.lowering.kernel_module import KernelSpec, build_executable, emit_kernels, export_name
+from block32.lowering.common.index import (
+    Condition,
+    Index,
+    IndexValue,
+    as_value,
+    both,
+    constant,
+    either,
+    less,
+)
+from block32.lowering.kernel_module import (
+    KernelSpec,
+    build_executable,
+    emit_kernels,
+    export_name,
+    tiers_of,
+)
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import RESULT, Launch
 
@@ -153,19 +168,62 @@ class _Dispatches:
     m: Index
 
     def build(self, operands: dict[str, ir.Value]) -> ir.Value:
-        plan = self.spec.plan()
+        """The result of all launches, without those that M has no kernels for."""
         values = dict(operands)
         if self.spec.problem.grouping:
-            assert all(RESULT not in launch.writes for launch in plan.launches), (
+            launches = self.spec.plan().launches
+            assert all(RESULT not in launch.writes for launch in launches), (
                 "a launch of a grouped matmul updates the result"
             )
             values[RESULT] = values.pop("init")
-        for name, buffer in plan.buffers.items():
+        for name, buffer in self.spec.plan().buffers.items():
             if buffer.zeroed:
                 values[name] = self._zeros(name)
-        for launch in plan.launches:
-            values.update(self._dispatch(launch, values))
+        for launch in self.spec.plan().launches:
+            values.update(self._launch(launch, values))
         return values[RESULT]
+
+    def _launch(self, launch: Launch, values: dict[str, ir.Value]) -> dict[str, ir.Value]:
+        """What a launch leaves: behind a branch where there are M that it has no kernel for.
+
+        The branch is around this launch alone. Two dispatches of one executable, one in each
+        branch, share blocks in IREE, and on their way through these M was lost (IREE 3.13, cuda).
+        """
+        tiers = tiers_of(self.spec, launch)
+        if not tiers:
+            return {}
+        if len(tiers) == len(self.spec.tiers):
+            return self._dispatch(launch, values)
+        outputs = launch.updates + launch.writes
+        types = [self._buffer_type(name) for name in outputs]
+        branch = scf.IfOp(self._has_kernel(tiers), types, has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            results = self._dispatch(launch, values)
+            scf.yield_([results[name] for name in outputs])
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_([values.get(name) or self._anything(name) for name in outputs])
+        return dict(zip(outputs, branch.results, strict=True))
+
+    def _has_kernel(self, tiers: list[int]) -> ir.Value:
+        """Whether M is one that a tier among ``tiers`` serves."""
+        assert not isinstance(self.m, int), "a known M has one tier"
+        condition: Condition = False
+        for index in tiers:
+            above = self.spec.tiers[index - 1].max_m if index else None
+            limit = self.spec.tiers[index].max_m
+            is_served = both(
+                less(above, self.m) if above is not None else True,
+                less(self.m, limit + 1) if limit is not None else True,
+            )
+            condition = either(condition, is_served)
+        assert isinstance(condition, ir.Value)
+        return condition
+
+    def _anything(self, name: str) -> ir.Value:
+        buffer_type = self._buffer_type(name)
+        return ir.Operation.create(
+            "flow.tensor.empty", results=[buffer_type], operands=self._dynamic_sizes(name)
+        ).result
 
     def _buffer_type(self, name: str) -> ir.Type:
         if name == RESULT:
@@ -203,7 +261,8 @@ class _Dispatches:
         output_sizes = [size for name in outputs for size in self._dynamic_sizes(name)]
         first_update = len(arguments) - len(launch.updates)
         tied = [first_update + i for i in range(len(launch.updates))] + [-1] * len(launch.writes)
-        entry = ir.SymbolRefAttr.get([self.executable, export_name(self.executable, launch, 0)])
+        first = tiers_of(self.spec, launch)[0]
+        entry = ir.SymbolRefAttr.get([self.executable, export_name(self.executable, launch, first)])
         segments = [len(workload), len(arguments), len(argument_sizes), len(output_sizes)]
         dispatch = ir.Operation.create(
             "flow.dispatch",

@@ -48,6 +48,20 @@ def export_name(executable: str, launch: Launch, tier_index: int) -> str:
     return f"{launch.name}_tier{tier_index}{executable.removeprefix(EXECUTABLE_PREFIX)}"
 
 
+def tiers_of(spec: KernelSpec, launch: Launch) -> list[int]:
+    """The tiers that have a kernel for a launch, by number.
+
+    All of them, where a launch of no workgroups is harmless. Elsewhere those that have workgroups:
+    IREE crashes on an export that nothing dispatches. One row shows it, for every M.
+    """
+    return [
+        index
+        for index, tier in enumerate(spec.tiers)
+        if spec.target.takes_empty_grids
+        or spec.target.workgroups(spec.problem, tier, launch, 1)[0] != 0
+    ]
+
+
 def pipeline_layout(problem: ScaledMatmul, launch: Launch) -> ir.Attribute:
     """The ``#hal.pipeline.layout`` of a launch: M as a constant when dynamic, then the bindings."""
     read_only = "#hal.pipeline.binding<storage_buffer, ReadOnly>"
@@ -74,33 +88,38 @@ def build_executable(spec: KernelSpec, symbol: str) -> ir.Operation:
     with ir.InsertionPoint(body):
         ordinal = 0
         for launch in spec.plan().launches:
-            for tier_index in range(len(spec.tiers)):
-                _build_export(spec, symbol, launch, tier_index, ordinal)
+            tiers = tiers_of(spec, launch)
+            for tier_index, following in zip(tiers, [*tiers[1:], None], strict=True):
+                _build_export(spec, symbol, launch, tier_index, following, ordinal)
                 ordinal += 1
         kernels = ir.Operation.create("builtin.module", regions=1)
         kernels_block = kernels.regions[0].blocks.append()
         ir.Operation.create("hal.executable.source_end")
     with ir.InsertionPoint(kernels_block):
         for launch in spec.plan().launches:
-            for tier_index in range(len(spec.tiers)):
+            for tier_index in tiers_of(spec, launch):
                 _declare_kernel(export_name(symbol, launch, tier_index))
     return executable
 
 
 def _build_export(
-    spec: KernelSpec, executable: str, launch: Launch, tier_index: int, ordinal: int
+    spec: KernelSpec,
+    executable: str,
+    launch: Launch,
+    tier_index: int,
+    following: int | None,
+    ordinal: int,
 ) -> None:
-    """One ``hal.executable.export``: its grid, and its condition unless it is the last tier's."""
+    """One ``hal.executable.export``: its grid, and its condition unless no tier follows."""
     tier = spec.tiers[tier_index]
-    is_last = tier_index == len(spec.tiers) - 1
     attributes = {
         "sym_name": ir.StringAttr.get(export_name(executable, launch, tier_index)),
         "sym_visibility": ir.StringAttr.get("public"),
         "ordinal": ir.IntegerAttr.get(ir.IndexType.get(), ordinal),
         "layout": pipeline_layout(spec.problem, launch),
     }
-    if not is_last:
-        fallback = export_name(executable, launch, tier_index + 1)
+    if following is not None:
+        fallback = export_name(executable, launch, following)
         attributes["condition_fallback"] = ir.FlatSymbolRefAttr.get(fallback)
     memory = spec.target.workgroup_memory(spec.problem, tier, launch)
     if memory:
@@ -109,7 +128,7 @@ def _build_export(
     arguments = [ir.Type.parse("!hal.device"), ir.IndexType.get()]
     locations = [ir.Location.unknown()] * 2
     count, condition = export.regions
-    if not is_last:
+    if following is not None:
         assert tier.max_m is not None
         block = condition.blocks.append(*arguments, arg_locs=locations)
         with ir.InsertionPoint(block):
@@ -137,7 +156,11 @@ def _declare_kernel(name: str) -> None:
 def emit_kernels(spec: KernelSpec, executable: ir.Operation) -> None:
     """Give every kernel of ``executable`` its body."""
     functions = list(kernel_declarations(executable).regions[0].blocks[0])
-    kernels = [(launch, tier) for launch in spec.plan().launches for tier in spec.tiers]
+    kernels = [
+        (launch, spec.tiers[index])
+        for launch in spec.plan().launches
+        for index in tiers_of(spec, launch)
+    ]
     for function, (launch, tier) in zip(functions, kernels, strict=True):
         _emit_kernel(spec, launch, tier, function.operation)
     if spec.target.merges_equal_ops:

@@ -101,6 +101,7 @@ class Target(ABC):
     Attributes:
         name: What ``--target=`` takes.
         guards_empty: M = 0 is kept away from the device by a branch on the host.
+        takes_empty_grids: A launch of no workgroups is harmless; otherwise none is recorded.
         finishes_binaries: IREE's own binaries are replaced at phase hal (``finish_binaries``).
         quantizes: It has kernels for an x that is quantised on the way (``lhs_quantize``).
         groups: It has kernels for grouped matmuls (``grouping``).
@@ -111,6 +112,7 @@ class Target(ABC):
 
     name: str
     guards_empty: bool = False
+    takes_empty_grids: bool = True
     finishes_binaries: bool = False
     quantizes: bool = False
     groups: bool = False
@@ -155,9 +157,10 @@ class Target(ABC):
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
         """The launches that serve all ``tiers`` and the buffers between them.
 
-        All tiers share the launches and the bindings. A launch that a tier does not need is
-        recorded all the same, with a workgroup count of 0. The launches of a grouped matmul have
-        ``result`` among their updates: it comes with the rows of no group in it.
+        All tiers share the launches and the bindings. A launch that a tier does not need has 0
+        workgroups for every M, and is recorded all the same where ``takes_empty_grids``. The
+        launches of a grouped matmul have ``result`` among their updates: it comes with the rows of
+        no group in it.
         """
 
     @abstractmethod

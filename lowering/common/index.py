@@ -144,6 +144,15 @@ def both(a: Condition, b: Condition) -> Condition:
     return arith.andi(a, b)
 
 
+def either(a: Condition, b: Condition) -> Condition:
+    """``a or b``."""
+    if isinstance(a, bool):
+        return True if a else b
+    if isinstance(b, bool):
+        return True if b else a
+    return arith.ori(a, b)
+
+
 def choose(condition: Condition, a: Index, b: Index) -> Index:
     """``a if condition else b``; two Python integers become values of type ``index``."""
     if isinstance(condition, bool):

@@ -9,8 +9,10 @@ A target whose tiers quantise in part in the kernel (``quantize = "fused"``) and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+from block32.dialects.kernel import KernelTier
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import Buffer, Launch
 
@@ -29,3 +31,12 @@ def buffers(problem: ScaledMatmul) -> dict[str, Buffer]:
         CODES: Buffer("i8", lambda m: m * problem.k),
         SCALES: Buffer("i8", lambda m: m * problem.k_blocks),
     }
+
+
+def multiplied_operands(problem: ScaledMatmul, tiers: Iterable[KernelTier]) -> tuple[str, ...]:
+    """What the launch that multiplies reads: x, what this launch made of it, or both."""
+    forms = {tier.quantize for tier in tiers}
+    if "separate" not in forms:
+        return problem.operand_names
+    others = tuple(name for name in problem.operand_names if name != "lhs" or "fused" in forms)
+    return (*others, CODES, SCALES)

@@ -32,7 +32,8 @@ from block32.lowering.problem import ELEMENT_BITS
 #: Registers of one lane, 8 rows, one block of K.
 Fragment = list[ir.Value]
 
-_PTX_NAMES: Final = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+#: PTX's names of the fp8 formats.
+PTX_NAMES: Final = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class FragmentReader:
     @property
     def _run_bytes(self) -> int:
         return self.order.run * ELEMENT_BITS[self.element] // 8
+
+    @property
+    def _load_bytes(self) -> int:
+        """Bytes of one load of a run."""
+        return min(self._run_bytes, CHUNK_BYTES)
 
     @property
     def _uses_ldmatrix(self) -> bool:
@@ -85,13 +91,14 @@ class FragmentReader:
             return self._matrix_offsets(lane, row, groups, blocks)
         assert groups == 1, "operands that are read run by run take one group of rows at a time"
         group, column = lane // 4, lane % 4
-        per_chunk = CHUNK_BYTES // self._run_bytes
-        runs = blocks * (LANE_ELEMENTS // self.order.run)
+        per_chunk = CHUNK_BYTES // self._load_bytes
+        per_run = self._run_bytes // self._load_bytes
         offsets: list[Index] = []
-        for run in range(runs):
-            chunk = (column // per_chunk) ^ (run * 4 // per_chunk)
-            offset = self.tile.chunk_offset(row + group, chunk)
-            offsets.append(offset + column % per_chunk * self._run_bytes)
+        for run in range(blocks * LANE_ELEMENTS // self.order.run):
+            for part in range(per_run):
+                chunk = (column * per_run // per_chunk) ^ (run * 4 * per_run // per_chunk + part)
+                offset = self.tile.chunk_offset(row + group, chunk)
+                offsets.append(offset + column % per_chunk * self._load_bytes)
         return offsets
 
     def _matrix_offsets(self, lane: Index, row: Index, groups: int, blocks: int) -> list[Index]:
@@ -120,19 +127,20 @@ class FragmentReader:
                 for group in range(groups)
             ]
         else:
-            raw = [self._read_runs(base, offsets, blocks)]
+            raw = [self.read_raw(base, offsets, blocks)]
         return [[self._convert(lane_registers) for lane_registers in group] for group in raw]
 
-    def _read_runs(
+    def read_raw(
         self, base: Pointer, offsets: Sequence[Index], blocks: int
     ) -> list[list[ir.Value]]:
-        words = self._run_bytes // 4
+        """By block, a lane's 8 elements of a 16-bit or 32-bit type in memory order, unconverted."""
+        words = self._load_bytes // 4
         vector_type = ir.VectorType.get([words], ptx.i32())
         registers = [
             register
             for offset in offsets
             for register in ptx.vector_elements(
-                (base + offset).load(vector_type, alignment=self._run_bytes)
+                (base + offset).load(vector_type, alignment=self._load_bytes)
             )
         ]
         per_block = len(registers) // blocks
@@ -155,7 +163,7 @@ class FragmentReader:
         if self.order.pairs[0] != (0, 1):
             raw = [_permute_bytes(raw[0], raw[1], selector) for selector in (0x5140, 0x7362)]
         halves = [half(r) for r in raw for half in (ptx.low_half, ptx.high_half)]
-        pairs = [_decode_fp8_pair(half, _PTX_NAMES[self.element]) for half in halves]
+        pairs = [decode_fp8_pair(half, PTX_NAMES[self.element]) for half in halves]
         return [_f16_to_bf16_pair(p) for p in pairs] if self.pair_type == "bf16" else pairs
 
 
@@ -164,7 +172,7 @@ def lane_order(weight: str) -> LaneOrder:
     return LANE_ORDERS[ELEMENT_BITS[weight]]
 
 
-def _decode_fp8_pair(half: ir.Value, name: str) -> ir.Value:
+def decode_fp8_pair(half: ir.Value, name: str) -> ir.Value:
     """Two fp8 as two f16, exactly."""
     return ptx.inline_ptx(f"cvt.rn.f16x2.{name}x2 $0, $1;", "=r,h", [half], [ptx.i32()])[0]
 
@@ -251,5 +259,5 @@ def multiply(
 def operand_types(atom: MmaAtom, lhs: str, rhs: str, pair_type: str) -> tuple[str, str]:
     """PTX's names of the operand types of x and w, as ``atom`` takes them."""
     if atom.operand == "fp8":
-        return _PTX_NAMES[lhs], _PTX_NAMES[rhs]
+        return PTX_NAMES[lhs], PTX_NAMES[rhs]
     return pair_type, pair_type

@@ -17,7 +17,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref, nvvm, vector
 from iree.compiler.dialects import math as math_ops
 
-from block32.lowering.common.index import Index, IndexValue
+from block32.lowering.common.index import Condition, Index, IndexValue
 from block32.lowering.kernel_context import KernelContext
 
 GLOBAL_SPACE: Final = 1
@@ -234,6 +234,46 @@ def load_matrices(pointer: Pointer) -> list[ir.Value]:
     return unpack_struct(op.res, 4, i32())
 
 
+def exchange(value: ir.Value, lane: Index) -> ir.Value:
+    """The 32-bit ``value`` that ``lane`` has; all lanes of the warp take part."""
+    return _shuffle(value, i32_value(lane), "idx")
+
+
+def exchange_across(value: ir.Value, distance: int) -> ir.Value:
+    """The 32-bit ``value`` of the lane whose number differs in the bit ``distance``."""
+    return _shuffle(value, arith.constant(i32(), distance), "bfly")
+
+
+def _shuffle(value: ir.Value, lane: ir.Value, kind: str) -> ir.Value:
+    op = nvvm.ShflOp(
+        arith.constant(i32(), -1),
+        value,
+        lane,
+        arith.constant(i32(), 31),
+        ir.Attribute.parse(f"#nvvm<shfl_kind<{kind}>>"),
+        results=[value.type],
+    )
+    return op.res
+
+
+def count_lanes(condition: ir.Value) -> IndexValue:
+    """In how many lanes of the warp an i1 holds; all lanes take part."""
+    ballot = nvvm.VoteSyncOp(
+        arith.constant(i32(), -1),
+        condition,
+        ir.Attribute.parse("#nvvm<vote_sync_kind<ballot>>"),
+        results=[i32()],
+    )
+    return IndexValue(math_ops.CtPopOp(ballot.res).result)
+
+
+def encode_fp8_pair(low: ir.Value, high: ir.Value, name: str) -> ir.Value:
+    """Two f32 as fp8 codes in an i16: nearest, ties to even, saturating; NaN stays NaN."""
+    text = f"cvt.rn.satfinite.{name}x2.f32 $0, $2, $1;"
+    i16 = ir.IntegerType.get_signless(16)
+    return inline_ptx(text, "=h,f,f", [low, high], [i16])[0]
+
+
 def unpack_struct(struct: ir.Value, count: int, element: ir.Type) -> list[ir.Value]:
     """The ``count`` fields of a struct that an instruction returned."""
     return [llvm.ExtractValueOp(element, struct, [index]).result for index in range(count)]
@@ -257,6 +297,13 @@ def inline_ptx(
     if len(results) > 1:
         return unpack_struct(op.res, len(results), results[0])
     return [op.res] if results else []
+
+
+def or_zero(value: ir.Value, condition: Condition) -> ir.Value:
+    """An i32 ``value``, or 0 where ``condition`` does not hold."""
+    if isinstance(condition, bool):
+        return value if condition else i32_value(0)
+    return arith.select(condition, value, i32_value(0))
 
 
 def low_half(register: ir.Value) -> ir.Value:

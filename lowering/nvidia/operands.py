@@ -11,10 +11,11 @@ from block32.lowering.kernel_context import KernelContext
 from block32.lowering.nvidia import instructions as ptx
 from block32.lowering.nvidia.atoms import MMA_16BIT, MMA_FP8, MmaAtom
 from block32.lowering.nvidia.fragments import FragmentReader, lane_order
+from block32.lowering.nvidia.instructions import Pointer
 from block32.lowering.nvidia.machine import Chip
 from block32.lowering.nvidia.shared_tile import SharedTile
 from block32.lowering.nvidia.staging import GlobalRows, ScaleRows
-from block32.lowering.problem import BLOCK_K, ELEMENT_BITS, ScaledMatmul
+from block32.lowering.problem import BLOCK_K, ELEMENT_BITS, ScaledMatmul, ceil_div
 
 
 def warp_atom(problem: ScaledMatmul, chip: Chip) -> MmaAtom:
@@ -45,53 +46,54 @@ def tile_row_offset(k: Index, element: str) -> Index:
 
 @dataclass(frozen=True)
 class Operands:
-    """A kernel's view of x, w and their scales.
+    """A workgroup's view of x, w and their scales.
 
     Attributes:
-        problem: The matmul.
-        lhs: The rows of x.
-        rhs: The rows of w.
-        kernel: Where the scales are bound.
-        m: Rows of x as i32.
+        problem: The matmul, after x was quantised where a launch before does that.
+        kernel: Where the operands are bound.
+        names: The bindings of x and of its scales.
+        end: One past the last row of x that the workgroup may read.
+        expert: Which of several weights is multiplied.
     """
 
     problem: ScaledMatmul
-    lhs: GlobalRows
-    rhs: GlobalRows
     kernel: KernelContext
-    m: Index
+    names: tuple[str, str]
+    end: Index
+    expert: Index
 
-    @classmethod
-    def bind(cls, kernel: KernelContext) -> Operands:
-        """Bind the launch's operands."""
-        problem = kernel.problem
-        m = ptx.as_i32(kernel.m)
-        lhs = ptx.global_pointer(kernel, "lhs", kernel.m * problem.lhs_row_bytes)
-        rhs = ptx.global_pointer(kernel, "rhs", problem.n * problem.rhs_row_bytes)
-        return cls(
-            problem,
-            GlobalRows(lhs, m, problem.lhs_row_bytes),
-            GlobalRows(rhs, problem.n, problem.rhs_row_bytes),
-            kernel,
-            m,
-        )
+    def lhs(self, element: str) -> GlobalRows:
+        """The rows of x, which are of type ``element``."""
+        row_bytes = ceil_div(self.problem.k * ELEMENT_BITS[element], 8)
+        base = ptx.global_pointer(self.kernel, self.names[0], self.kernel.m * row_bytes)
+        return GlobalRows(base, self.end, row_bytes)
 
-    def scales(self, first_m: Index, rows: int, first_n: Index, columns: int) -> list[ScaleRows]:
-        """The scale rows of a tile: x's, where x has any, then w's."""
+    def rhs(self) -> GlobalRows:
+        """The rows of w."""
         problem = self.problem
-        blocks = problem.k_blocks
-        sources: list[ScaleRows] = []
-        if problem.lhs_scaled:
-            base = ptx.global_pointer(self.kernel, "lhs_scale", self.kernel.m * blocks)
-            sources.append(ScaleRows(base, self.m, blocks, first_m, rows))
-        scale_rows = problem.rhs_scale_shape[0]
-        base = ptx.global_pointer(self.kernel, "rhs_scale", scale_rows * blocks)
+        base = self._weight("rhs", problem.n * problem.rhs_row_bytes)
+        return GlobalRows(base, problem.n, problem.rhs_row_bytes)
+
+    def _weight(self, name: str, size: int) -> Pointer:
+        """The expert's part of a binding that has ``size`` bytes for each."""
+        experts = self.problem.grouping.experts if self.problem.grouping else 1
+        base = ptx.global_pointer(self.kernel, name, experts * size)
+        return base + ptx.row_offset(self.expert, size)
+
+    def lhs_scales(self, first_m: Index, rows: int) -> ScaleRows:
+        """The scales of a tile's rows of x."""
+        blocks = self.problem.k_blocks
+        base = ptx.global_pointer(self.kernel, self.names[1], self.kernel.m * blocks)
+        return ScaleRows(base, self.end, blocks, first_m, rows)
+
+    def rhs_scales(self, first_n: Index, columns: int) -> ScaleRows:
+        """The scales of a tile's rows of w."""
+        problem = self.problem
+        scale_rows, blocks = problem.rhs_scale_shape
+        base = self._weight("rhs_scale", scale_rows * blocks)
         block_n = problem.rhs_block[0]
         first = first_n if block_n == 1 else first_n // block_n
-        sources.append(
-            ScaleRows(base, scale_rows, blocks, first, weight_scale_rows(problem, columns))
-        )
-        return sources
+        return ScaleRows(base, scale_rows, blocks, first, weight_scale_rows(problem, columns))
 
 
 def weight_scale_rows(problem: ScaledMatmul, columns: int) -> int:

@@ -23,12 +23,20 @@ from block32.lowering.target import Selection
 #: Largest M of the stream form, by its rows.
 _STREAM_ROWS = (8, 16, 32)
 
+#: Largest M that is quantised in the kernel that multiplies it.
+_FUSED_ROWS: Final = 8
+
 
 def select(problem: ScaledMatmul, chip: Chip, target: str, exact: bool) -> Selection:
     """The tiers for a problem, or why there are none."""
     reason = unsupported(problem)
     if reason is not None:
         return Selection(None, reason)
+    if problem.lhs_quantize:
+        selection = select(problem.quantized(), chip, target, exact)
+        assert selection.config is not None
+        tiers = tuple(quantizing_tier(problem, tier, chip) for tier in selection.config.tiers)
+        return Selection(KernelConfig(target, tiers), selection.reason)
     tiers, reason = default_tiers(problem, chip, exact), f"defaults of {chip.name}"
     tuned = [t for t in _tuned(problem, chip) if verify(problem, t, chip, exact) is None]
     if tuned:
@@ -54,6 +62,8 @@ def merge_tiers(
 def _tuned(problem: ScaledMatmul, chip: Chip) -> tuple[KernelTier, ...]:
     """What the table says of this shape; it was measured with fp8 on both sides."""
     is_fp8 = ELEMENT_BITS[problem.lhs] == ELEMENT_BITS[problem.rhs] == 8
+    if problem.grouping:
+        return ()
     return tuned_tiers().get((chip.name, problem.n, problem.k), ()) if is_fp8 else ()
 
 
@@ -77,6 +87,8 @@ def _tier_from_table(fields: dict[str, Any]) -> KernelTier:
 
 def unsupported(problem: ScaledMatmul) -> str | None:
     """Why no form serves a problem, or None."""
+    if problem.lhs_quantize:
+        return unsupported(problem.quantized())
     lhs_bits = ELEMENT_BITS[problem.lhs]
     if problem.lhs_scaled and lhs_bits != 8:
         return f"no kernel for a scaled activation of {problem.lhs}, only of fp8"
@@ -87,8 +99,41 @@ def unsupported(problem: ScaledMatmul) -> str | None:
     return None
 
 
+def quantizing_tier(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
+    """A tier of the matmul after x was quantised, with the place where that is done.
+
+    In the kernel for a handful of rows, of which every workgroup quantises all. Only the stages may
+    change for that, so that no sum is in another order: the result is that of the two launches.
+    """
+    rows = problem.m if problem.m is not None else tier.max_m
+    groups = problem.grouping.groups if problem.grouping else 1
+    if rows is not None and rows <= _FUSED_ROWS * groups:
+        for stages in range(tier.stages, 1, -1):
+            fused = dataclasses.replace(tier, stages=stages, quantize="fused")
+            if verify(problem, fused, chip, exact=False) is None:
+                return fused
+    return dataclasses.replace(tier, quantize="separate")
+
+
 def default_tiers(problem: ScaledMatmul, chip: Chip, exact: bool) -> tuple[KernelTier, ...]:
-    """The tiers of a problem that no table knows."""
+    """The tiers of a problem that no table knows.
+
+    With groups, whose tiles have rows of one group, they follow from the rows that a group has on
+    average.
+    """
+    tiers = _ungrouped_tiers(problem, chip, exact)
+    if problem.grouping is None:
+        return tiers
+    groups = max(1, problem.grouping.groups)
+    return tuple(
+        dataclasses.replace(
+            tier, splits=1, max_m=None if tier.max_m is None else tier.max_m * groups
+        )
+        for tier in tiers
+    )
+
+
+def _ungrouped_tiers(problem: ScaledMatmul, chip: Chip, exact: bool) -> tuple[KernelTier, ...]:
     tiers = [_stream_tier(problem, chip, rows) for rows in _STREAM_ROWS]
     uses_wgmma = chip.has_wgmma and not exact and problem.lhs_scaled
     uses_wgmma = uses_wgmma and ELEMENT_BITS[problem.rhs] == 8
@@ -184,7 +229,6 @@ def _fit(problem: ScaledMatmul, tier: KernelTier, chip: Chip) -> KernelTier:
 _UNUSED_FIELDS: Final = {
     "weight_layout": "plain",
     "k_pack": 1,
-    "quantize": "none",
     "waves_per_eu": 0,
     "isa": "",
 }
@@ -215,6 +259,10 @@ def _faults(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) ->
     if tier.warps & (tier.warps - 1) or tier.warps > 16:
         yield f"expected 1, 2, 4, 8 or 16 warps but got {tier.warps}"
     form = form_of(tier)
+    if tier.quantize == "fused" and form is not StreamKernel:
+        yield "quantize 'fused' is for the stream form; expected 'separate'"
+    if problem.grouping and tier.splits > 1:
+        yield f"expected splits 1 for groups of rows but got {tier.splits}"
     checks = {StreamKernel: _stream_faults, TiledKernel: _tiled_faults, WgmmaKernel: _wgmma_faults}
     yield from checks[form](problem, tier)
     if form is WgmmaKernel and not chip.has_wgmma:
@@ -227,9 +275,10 @@ def _faults(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) ->
 
 
 def _stream_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
-    del problem
     assert tier.tile is not None
     block_m, block_n, block_k = tier.tile
+    if tier.quantize == "fused" and problem.lhs == "f32" and block_k > 128:
+        yield f"expected a K step of 128 to quantise f32 in the kernel but got {block_k}"
     if block_m % 8 or block_m > 64:
         yield f"expected a tile of 8 to 64 rows, a multiple of 8, but got {block_m}"
     if block_n not in (16, 32, 64):
@@ -253,7 +302,8 @@ def _tiled_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
         yield f"{tier.warps} warps do not divide a tile of {block_m}x{block_n}"
     if block_k == 32 and ELEMENT_BITS[problem.rhs] == 4:
         yield "expected a K step of 64 or more for 4-bit weights"
-    chunks = block_k * max(ELEMENT_BITS[problem.lhs], 8) // 128
+    lhs_bits = ELEMENT_BITS[problem.quantized().lhs if problem.lhs_quantize else problem.lhs]
+    chunks = block_k * max(lhs_bits, 8) // 128
     if tier.warps * WARP_LANES % chunks:
         yield f"{tier.warps} warps do not divide the chunks of a row"
 
@@ -261,7 +311,8 @@ def _tiled_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
 def _wgmma_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
     assert tier.tile is not None and tier.mma is not None
     block_m, block_n, block_k = tier.tile
-    if not problem.lhs_scaled or ELEMENT_BITS[problem.rhs] != 8:
+    has_fp8_lhs = problem.lhs_scaled or problem.lhs_quantize
+    if not has_fp8_lhs or ELEMENT_BITS[problem.rhs] != 8:
         yield "wgmma is for fp8 operands on both sides; expected mma = [16, 8, 16]"
     if tier.warps % 4 or block_m != tier.warps // 4 * GROUP_ROWS:
         yield f"expected {tier.warps // 4 * GROUP_ROWS} rows for {tier.warps} warps"

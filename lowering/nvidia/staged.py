@@ -21,7 +21,6 @@ from block32.lowering.kernel_context import KernelContext
 from block32.lowering.nvidia import instructions as ptx
 from block32.lowering.nvidia.instructions import Pointer
 from block32.lowering.nvidia.operands import (
-    Operands,
     tile_row_bytes,
     tile_row_offset,
     weight_scale_rows,
@@ -177,10 +176,11 @@ class StagedKernel(TileKernel):
     def _bind(
         self, kernel: KernelContext, position: TilePosition, thread: IndexValue, first_k: Index
     ) -> tuple[list[tuple[TileCopier, int, int]], _ScaleStager]:
-        operands = Operands.bind(kernel)
+        operands = self.operands(kernel, position)
+        lhs, rhs = self.problem.lhs, self.problem.rhs
         parts = (
-            (operands.lhs, self.lhs_tile, position.first_m, self.problem.lhs, 0),
-            (operands.rhs, self.rhs_tile, position.first_n, self.problem.rhs, self.lhs_tile.bytes),
+            (operands.lhs(lhs), self.lhs_tile, position.first_m, lhs, 0),
+            (operands.rhs(), self.rhs_tile, position.first_n, rhs, self.lhs_tile.bytes),
         )
         copiers = [
             (
@@ -192,7 +192,9 @@ class StagedKernel(TileKernel):
             )
             for rows, tile, first, element, offset in parts
         ]
-        sources = operands.scales(position.first_m, self.block_m, position.first_n, self.block_n)
+        sources = [operands.rhs_scales(position.first_n, self.block_n)]
+        if self.problem.lhs_scaled:
+            sources.insert(0, operands.lhs_scales(position.first_m, self.block_m))
         return copiers, _ScaleStager(self, sources, thread, first_k // BLOCK_K)
 
     def _start_step(

@@ -223,22 +223,16 @@ def load_scale_word(
         element = ir.IntegerType.get_signless(8 * blocks)
         word = (row + choose(in_row, block, 0)).load(element, alignment=blocks)
         wide = arith.extui(ptx.i32(), word) if blocks < 4 else word
-        return _or_zero(wide, in_row)
+        return ptx.or_zero(wide, in_row)
     word = ptx.i32_value(0)
     for index in range(blocks):
         in_row = both(is_row, less(block + index, row_bytes))
         byte = (row + choose(in_row, block + index, 0)).load(
             ir.IntegerType.get_signless(8), alignment=1
         )
-        wide = _or_zero(arith.extui(ptx.i32(), byte), in_row)
+        wide = ptx.or_zero(arith.extui(ptx.i32(), byte), in_row)
         word = arith.ori(word, arith.shli(wide, ptx.i32_value(8 * index)))
     return word
-
-
-def _or_zero(value: ir.Value, condition: Condition) -> ir.Value:
-    if isinstance(condition, bool):
-        return value if condition else ptx.i32_value(0)
-    return arith.select(condition, value, ptx.i32_value(0))
 
 
 class ScaleCopier:

@@ -11,7 +11,7 @@ are wasted, but none of the bytes. At the end the warps' sums are added in the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
@@ -32,7 +32,6 @@ from block32.lowering.nvidia.machine import WARP_LANES
 from block32.lowering.nvidia.operands import (
     WORD_BLOCKS,
     WORD_K,
-    Operands,
     fragment_readers,
     pair_type,
     tile_row_bytes,
@@ -40,6 +39,7 @@ from block32.lowering.nvidia.operands import (
     warp_atom,
     weight_scale_rows,
 )
+from block32.lowering.nvidia.quantize import LaneBlock, to_f32
 from block32.lowering.nvidia.result import ResultWriter
 from block32.lowering.nvidia.shared_tile import SharedTile
 from block32.lowering.nvidia.staging import ScaleCopier, TileCopier
@@ -95,13 +95,24 @@ class StreamKernel(TileKernel):
     """The stream form: see the module's text."""
 
     @property
+    def quantizes(self) -> bool:
+        """Each lane quantises what it multiplies."""
+        return self.tier.quantize == "fused"
+
+    @property
+    def staged_lhs(self) -> str:
+        """The element type of x in shared memory."""
+        return self.source.lhs if self.quantizes else self.problem.lhs
+
+    @property
     def stage(self) -> StageLayout:
         """The layout of a stage."""
         problem = self.problem
+        has_lhs_scales = problem.lhs_scaled and not self.quantizes
         return StageLayout(
             rhs=SharedTile(self.block_n, tile_row_bytes(problem.rhs, self.block_k)),
-            lhs=SharedTile(self.block_m, tile_row_bytes(problem.lhs, self.block_k)),
-            lhs_rows=self.block_m if problem.lhs_scaled else 0,
+            lhs=SharedTile(self.block_m, tile_row_bytes(self.staged_lhs, self.block_k)),
+            lhs_rows=self.block_m if has_lhs_scales else 0,
             rhs_rows=weight_scale_rows(problem, self.block_n),
             words=self.block_k // WORD_K,
         )
@@ -217,7 +228,7 @@ class _WarpLoop:
     def _bind(self, kernel: KernelContext, position: TilePosition, own_k: Index) -> None:
         form, stage = self.form, self.stage
         problem = form.problem
-        operands = Operands.bind(kernel)
+        operands = form.operands(kernel, position)
         self.copiers = [
             (
                 TileCopier(
@@ -227,17 +238,27 @@ class _WarpLoop:
                 tile_row_bytes(element, form.block_k),
             )
             for rows, tile, first_row, element, offset in (
-                (operands.rhs, stage.rhs, position.first_n, problem.rhs, 0),
-                (operands.lhs, stage.lhs, position.first_m, problem.lhs, stage.lhs_offset),
+                (operands.rhs(), stage.rhs, position.first_n, problem.rhs, 0),
+                (
+                    operands.lhs(form.staged_lhs),
+                    stage.lhs,
+                    position.first_m,
+                    form.staged_lhs,
+                    stage.lhs_offset,
+                ),
             )
         ]
-        sources = operands.scales(position.first_m, form.block_m, position.first_n, form.block_n)
+        sources = [operands.rhs_scales(position.first_n, form.block_n)]
+        if stage.lhs_rows:
+            sources.insert(0, operands.lhs_scales(position.first_m, form.block_m))
         self.scales = ScaleCopier(
             sources, self.lane, WARP_LANES, own_k // BLOCK_K, self.stage.words
         )
         self.lhs_reader, self.rhs_reader = fragment_readers(
             problem, form.chip, stage.lhs, stage.rhs
         )
+        if form.quantizes:
+            self.lhs_reader = replace(self.lhs_reader, element=form.staged_lhs)
         # The first weight group's and token group's; others are a constant further.
         self.blocks = form.block_k // BLOCK_K
         self.rhs_offsets = self.rhs_reader.lane_offsets(self.lane, 0, 2, self.blocks)
@@ -286,8 +307,10 @@ class _WarpLoop:
     def _multiply_stage(self, stage: Pointer, sums: list[ir.Value]) -> list[ir.Value]:
         form = self.form
         sums = list(sums)
-        tokens = [self._tokens(stage, group) for group in range(form.block_m // _TOKENS)]
-        token_words = [self._token_words(stage, group) for group in range(form.block_m // _TOKENS)]
+        read = self._quantized_tokens if form.quantizes else self._scaled_tokens
+        tokens, token_words = zip(
+            *(read(stage, group) for group in range(form.block_m // _TOKENS)), strict=True
+        )
         weight_groups = form.block_n // _WEIGHT_ROWS
         for weight_group in range(weight_groups):
             weights = self._weights(stage, weight_group)
@@ -314,9 +337,38 @@ class _WarpLoop:
         base = stage + group * _WEIGHT_ROWS * self.stage.rhs.row_bytes
         return self.rhs_reader.read(base, self.rhs_offsets, 2, self.blocks)
 
-    def _tokens(self, stage: Pointer, group: int) -> list[Fragment]:
-        base = stage + (self.stage.lhs_offset + group * _TOKENS * self.stage.lhs.row_bytes)
-        return self.lhs_reader.read(base, self.lhs_offsets, 1, self.blocks)[0]
+    def _token_rows(self, stage: Pointer, group: int) -> Pointer:
+        return stage + (self.stage.lhs_offset + group * _TOKENS * self.stage.lhs.row_bytes)
+
+    def _scaled_tokens(
+        self, stage: Pointer, group: int
+    ) -> tuple[list[Fragment], list[list[ir.Value]]]:
+        """The fragments of 8 rows of x by block, and this lane's scale words."""
+        base = self._token_rows(stage, group)
+        fragments = self.lhs_reader.read(base, self.lhs_offsets, 1, self.blocks)[0]
+        return fragments, self._token_words(stage, group)
+
+    def _quantized_tokens(
+        self, stage: Pointer, group: int
+    ) -> tuple[list[Fragment], list[list[ir.Value]]]:
+        """The same out of rows that are not quantised yet.
+
+        A lane makes the scales of row ``lane / 4``, and needs those of rows ``2 (lane % 4)`` and
+        the next.
+        """
+        reader, rule = self.lhs_reader, self.form.source.lhs_quantize
+        base = self._token_rows(stage, group)
+        blocks = [
+            LaneBlock(to_f32(registers, reader.element), rule, self.form.problem.lhs)
+            for registers in reader.read_raw(base, self.lhs_offsets, self.blocks)
+        ]
+        fragments = [block.fragment(reader.order, reader.atom) for block in blocks]
+        words = [
+            join_bytes([block.byte for block in blocks[first : first + WORD_BLOCKS]])
+            for first in range(0, self.blocks, WORD_BLOCKS)
+        ]
+        owner = self.lane % 4 * 8
+        return fragments, [[ptx.exchange(word, owner + row) for row in (0, 4)] for word in words]
 
     def _token_words(self, stage: Pointer, group: int) -> list[list[ir.Value]]:
         """The scale words of the two rows of x that this lane's results are of, by 128 K."""
@@ -346,6 +398,14 @@ class _WarpLoop:
             ]
             for word in range(self.stage.words)
         ]
+
+
+def join_bytes(values: list[ir.Value]) -> ir.Value:
+    """Bytes, each in an i32, as one word."""
+    word = values[0]
+    for index, value in enumerate(values[1:], 1):
+        word = arith.ori(word, arith.shli(value, ptx.i32_value(8 * index)))
+    return word
 
 
 def decode_words(words: list[list[ir.Value]], block: int) -> list[ir.Value]:

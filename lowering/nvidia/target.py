@@ -10,9 +10,10 @@ from typing import Final
 from iree.compiler import ir
 
 from block32.dialects.kernel import KernelTier
+from block32.lowering.common import quantize_launch
 from block32.lowering.common.index import Index, maximum, minimum
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.nvidia import select
+from block32.lowering.nvidia import quantize, select
 from block32.lowering.nvidia.forms import create_kernel
 from block32.lowering.nvidia.instructions import ANCHOR_BYTES
 from block32.lowering.nvidia.machine import SM_89, SM_90A, WARP_LANES, Chip
@@ -36,8 +37,8 @@ _REGISTERS_PER_THREAD: Final = 255
 class NvidiaTarget(Target):
     """One kind of NVIDIA GPU through IREE's cuda back end.
 
-    A zero-size buffer breaks IREE's cuda device for the rest of the process, so M = 0 stays on the
-    host.
+    A zero-size buffer breaks IREE's cuda device for the rest of the process, and so does a launch
+    of no workgroups: M = 0 stays on the host, and launches without work are not recorded.
 
     Attributes:
         chip: The machine.
@@ -45,6 +46,9 @@ class NvidiaTarget(Target):
     """
 
     guards_empty = True
+    takes_empty_grids = False
+    quantizes = True
+    groups = True
 
     def __init__(self, name: str, chip: Chip, exact: bool = False):
         """See the class's attributes."""
@@ -67,7 +71,10 @@ class NvidiaTarget(Target):
         return select.verify(problem, tier, self.chip, self.exact)
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
-        """One launch that multiplies, and one that adds partial sums where a tier asks for it."""
+        """One launch that multiplies, with one before and behind it where a tier asks for them.
+
+        The one before quantises x, the one behind adds partial sums.
+        """
         kernels = [create_kernel(problem, tier, self.chip) for tier in tiers]
         in_launch = any(kernel.reduces_in_launch for kernel in kernels)
         second_launch = any(kernel.reduces_in_second_launch for kernel in kernels)
@@ -76,14 +83,18 @@ class NvidiaTarget(Target):
             buffers["counters"] = Buffer("i32", _largest(kernels, _counters), zeroed=True)
         if in_launch or second_launch:
             buffers["slots"] = Buffer("f32", _largest(kernels, TileKernel.slot_elements))
-        launches = [
-            Launch(
-                "gemm",
-                reads=problem.operand_names,
-                updates=("counters",) if in_launch else (),
-                writes=(("slots",) if buffers else ()) + (RESULT,),
-            )
-        ]
+        slots = ("slots",) if buffers else ()
+        counters = ("counters",) if in_launch else ()
+        gemm = Launch(
+            "gemm",
+            reads=quantize_launch.multiplied_operands(problem, tiers),
+            updates=(*counters, RESULT) if problem.grouping else counters,
+            writes=slots if problem.grouping else (*slots, RESULT),
+        )
+        launches = [gemm]
+        if any(tier.quantize == "separate" for tier in tiers):
+            launches.insert(0, quantize_launch.LAUNCH)
+            buffers |= quantize_launch.buffers(problem)
         if second_launch:
             reads = ("slots", *problem.epilogue.operand_names())
             launches.append(Launch("reduce", reads=reads, updates=(RESULT,), writes=()))
@@ -93,21 +104,24 @@ class NvidiaTarget(Target):
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
     ) -> tuple[Index, Index, Index]:
         """A one-dimensional grid over tiles, and over ranges of K where one tile has several."""
+        if launch.name == quantize_launch.NAME:
+            return quantize.workgroups(problem, m) if tier.quantize == "separate" else 0, 1, 1
         kernel = create_kernel(problem, tier, self.chip)
         if launch.name == "gemm":
             return kernel.workgroups(m), 1, 1
         return kernel.tiles(m) if kernel.reduces_in_second_launch else 0, 1, 1
 
     def workgroup_memory(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> int:
-        """What the launch must bring beside the kernel's own anchor; a reduction needs none."""
+        """What the launch that multiplies must bring beside the kernel's own anchor."""
         if launch.name != "gemm":
             return 0
         return create_kernel(problem, tier, self.chip).shared_bytes - ANCHOR_BYTES
 
     def translation_info(self, problem: ScaledMatmul, tier: KernelTier, launch: Launch) -> str:
         """IREE is to leave the body as it is, and to launch it with the tier's threads."""
-        del launch
-        threads = create_kernel(problem, tier, self.chip).threads
+        threads = quantize.THREADS
+        if launch.name != quantize_launch.NAME:
+            threads = create_kernel(problem, tier, self.chip).threads
         return (
             "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline "
             f"workgroup_size = [{threads}, 1, 1] subgroup_size = {WARP_LANES}>"
@@ -118,7 +132,10 @@ class NvidiaTarget(Target):
     ) -> None:
         """Write the body of one launch of one tier."""
         form = create_kernel(problem, tier, self.chip)
-        if launch.name == "gemm":
+        if launch.name == quantize_launch.NAME:
+            if tier.quantize == "separate":
+                quantize.emit_quantize(problem, kernel)
+        elif launch.name == "gemm":
             self._limit_registers(form)
             form.emit_gemm(kernel)
         elif form.reduces_in_second_launch:

@@ -20,13 +20,25 @@ from iree.compiler.dialects import arith
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.control import when
 from block32.lowering.common.counters import wrapping_limit
-from block32.lowering.common.index import Index, IndexValue, ceil_div, equal, minimum
+from block32.lowering.common.group_tiles import group_tiles
+from block32.lowering.common.index import (
+    Condition,
+    Index,
+    IndexValue,
+    ceil_div,
+    choose,
+    equal,
+    minimum,
+)
 from block32.lowering.common.partition import SplitPartition
+from block32.lowering.common.quantize_launch import CODES, SCALES
 from block32.lowering.common.tile_order import split_position, split_workgroups, tile_position
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.nvidia import instructions as ptx
+from block32.lowering.nvidia.grouped import group_rows
 from block32.lowering.nvidia.instructions import Pointer
 from block32.lowering.nvidia.machine import RESERVED_SHARED_BYTES, WARP_LANES, Chip
+from block32.lowering.nvidia.operands import Operands
 from block32.lowering.nvidia.result import ResultWriter
 from block32.lowering.problem import ScaledMatmul
 
@@ -43,19 +55,28 @@ class TilePosition:
         split: Number of the range of K.
         first_m: Row of y of the tile's first row.
         first_n: Column of y of the tile's first column.
+        end: One past the last row of y that the tile may have.
+        exists: The tile has rows at all.
+        expert: The weight that its rows are multiplied with, where there are several.
+        has_expert: There is such a weight; where not, the results are zeros.
     """
 
     tile: Index
     split: Index
     first_m: Index
     first_n: Index
+    end: Index
+    exists: Condition = True
+    expert: Index = 0
+    has_expert: Condition = True
 
 
 class TileKernel(ABC):
     """One form with one configuration: geometry on integers, and the kernels' bodies.
 
     Attributes:
-        problem: The matmul.
+        problem: The matmul, after x was quantised where it is.
+        source: The matmul as it is asked for.
         tier: The configuration.
         chip: The machine.
         block_m: Rows of y that a workgroup owns.
@@ -68,7 +89,8 @@ class TileKernel(ABC):
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, chip: Chip):
         """Read the geometry from ``tier``, whose tile must be set."""
         assert tier.tile is not None
-        self.problem = problem
+        self.problem = problem.quantized() if problem.lhs_quantize else problem
+        self.source = problem
         self.tier = tier
         self.chip = chip
         self.block_m, self.block_n, self.block_k = tier.tile
@@ -102,9 +124,16 @@ class TileKernel(ABC):
         """Tiles along N."""
         return -(-self.problem.n // self.block_n)
 
+    def tiles_m(self, m: Index) -> Index:
+        """Tiles along M; with groups as many as any division of ``m`` rows can need."""
+        grouping = self.problem.grouping
+        if grouping is not None:
+            return group_tiles(m, self.block_m, grouping.groups)
+        return ceil_div(m, self.block_m)
+
     def tiles(self, m: Index) -> Index:
         """Tiles of y for ``m`` rows."""
-        return ceil_div(m, self.block_m) * self.tiles_n
+        return self.tiles_m(m) * self.tiles_n
 
     @property
     def is_split(self) -> bool:
@@ -153,37 +182,67 @@ class TileKernel(ABC):
 
     def emit_gemm(self, kernel: KernelContext) -> None:
         """The body of the launch that multiplies."""
-        m = ptx.as_i32(kernel.m)
         workgroup = IndexValue(ptx.i32_value(kernel.workgroup_id()))
         tile, split = split_position(workgroup, self.partition.count, DIES)
-        position = self._position(tile, split, m)
+        position = self._position(kernel, tile, split)
+        if position.exists is False:
+            return
+        with when(position.exists):
+            self._compute(kernel, position)
+
+    def _compute(self, kernel: KernelContext, position: TilePosition) -> None:
         values = self.accumulate(kernel, position)
         if not self.is_split:
-            self.store(ResultWriter(kernel, m, self.block_n), position, values)
+            self._store_result(kernel, position, values)
             return
         slots = self._slots(kernel)
         self._store_partials(slots, position, values)
         if self.reduces_in_launch:
-            self._finish_if_last(kernel, slots, position, m)
+            self._finish_if_last(kernel, slots, position)
+
+    def _store_result(
+        self, kernel: KernelContext, position: TilePosition, values: list[ir.Value]
+    ) -> None:
+        self.store(ResultWriter(kernel, position.end, self.block_n), position, values)
 
     def emit_reduce(self, kernel: KernelContext) -> None:
         """The body of the second launch: one workgroup a tile adds its slots."""
-        m = ptx.as_i32(kernel.m)
         tile = IndexValue(ptx.i32_value(kernel.workgroup_id()))
-        position = self._position(tile, 0, m)
+        position = self._position(kernel, tile, 0)
         values = self._sum_partials(self._slots(kernel), position)
-        self.store(ResultWriter(kernel, m, self.block_n), position, values)
+        self._store_result(kernel, position, values)
 
-    def _position(self, tile: Index, split: Index, m: Index) -> TilePosition:
-        tiles_m = ceil_div(m, self.block_m)
-        tile_m, tile_n = tile_position(tile, tiles_m, self.tiles_n, self.tier.order)
-        return TilePosition(tile, split, tile_m * self.block_m, tile_n * self.block_n)
+    def _position(self, kernel: KernelContext, tile: Index, split: Index) -> TilePosition:
+        m = ptx.as_i32(kernel.m)
+        tile_m, tile_n = tile_position(tile, self.tiles_m(m), self.tiles_n, self.tier.order)
+        first_n = tile_n * self.block_n
+        if self.problem.grouping is None:
+            return TilePosition(tile, split, tile_m * self.block_m, first_n, m)
+        rows = group_rows(kernel, tile_m, self.block_m)
+        return TilePosition(
+            tile,
+            split,
+            rows.first,
+            first_n,
+            rows.end,
+            rows.exist,
+            rows.expert,
+            rows.have_expert,
+        )
+
+    def operands(self, kernel: KernelContext, position: TilePosition) -> Operands:
+        """What the workgroup multiplies."""
+        names = (CODES, SCALES) if self.tier.quantize == "separate" else ("lhs", "lhs_scale")
+        return Operands(self.problem, kernel, names, position.end, position.expert)
 
     def steps(self, position: TilePosition) -> tuple[Index, Index]:
-        """The first K of the workgroup's range, and its K steps."""
+        """The first K of the workgroup's range, and its K steps: none without a weight."""
         start = self.partition.start(position.split) if self.is_split else 0
         rest = self.problem.k - start
-        return start, ceil_div(minimum(rest, self.partition.size), self.block_k)
+        count = ceil_div(minimum(rest, self.partition.size), self.block_k)
+        if self.problem.grouping is not None:
+            count = choose(position.has_expert, ptx.as_i32_value(count), 0)
+        return start, count
 
     # Split-K.
 
@@ -229,7 +288,7 @@ class TileKernel(ABC):
         return sums
 
     def _finish_if_last(
-        self, kernel: KernelContext, slots: Pointer, position: TilePosition, m: Index
+        self, kernel: KernelContext, slots: Pointer, position: TilePosition
     ) -> None:
         """Count the workgroup's arrival; the last one adds all partial sums and stores.
 
@@ -241,7 +300,7 @@ class TileKernel(ABC):
         with when(equal(arrivals, wrapping_limit(self.partition.count))):
             ptx.device_fence()
             values = self._sum_partials(slots, position)
-            self.store(ResultWriter(kernel, m, self.block_n), position, values)
+            self._store_result(kernel, position, values)
 
     def _share_arrivals(self, counter: Pointer) -> IndexValue:
         """Arrivals before this workgroup's, in every thread; the counter wraps to 0 at the last."""

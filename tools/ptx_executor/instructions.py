@@ -146,6 +146,13 @@ def _fma(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
 
 def _cvt(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
     to, source = parts[-2], parts[-1]
+    if to in ("e4m3x2", "e5m2x2"):
+        if "satfinite" not in parts:
+            raise PtxError("only conversions to fp8 that saturate")
+        high, low = (_as(warp.read(operand), source) for operand in operands[1:])
+        codes = matrix.encode_fp8(np.stack([low, high], axis=1), to[:-2])
+        warp.write(operands[0], codes.view(np.uint16)[:, 0].astype(np.uint64))
+        return
     if source in ("e4m3x2", "e5m2x2"):
         pair = warp.read(operands[1]).astype(np.uint16).reshape(32, 1)
         values = matrix.unpack(pair, source[:-2]).astype(np.float16)
@@ -171,6 +178,41 @@ def _setp(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
     }[parts[1]]
     a, b = (_as(warp.read(operand), parts[-1]) for operand in operands[1:])
     warp.write(operands[0], compare(a, b).astype(np.uint64))
+
+
+def _extremum(integers: Callable[..., NDArray], floats: Callable[..., NDArray]):
+    """``min`` and ``max``: of a float and a NaN the float, unless the opcode says otherwise."""
+
+    def run(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
+        chosen = floats if parts[-1][0] == "f" and "NaN" not in parts else integers
+        _arithmetic(chosen)(warp, parts, operands)
+
+    return run
+
+
+def _popc(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
+    del parts
+    bits = warp.read(operands[1]).astype(np.uint32).view(np.uint8).reshape(32, 4)
+    warp.write(operands[0], np.unpackbits(bits, axis=1).sum(axis=1).astype(np.uint64))
+
+
+def _vote(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
+    if parts[1:] != ["sync", "ballot", "b32"] or not warp.active.all():
+        raise PtxError("only ballots of all lanes")
+    lanes = warp.read(operands[1]).astype(bool)
+    ballot = sum(1 << lane for lane in range(32) if lanes[lane])
+    warp.write(operands[0], np.full(32, ballot, np.uint64))
+
+
+def _shfl(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
+    destination, value, lane = operands[:3]
+    if not warp.active.all():
+        raise PtxError("not all lanes take part")
+    if warp.read(operands[3])[0] != 31:
+        raise PtxError("only exchanges within the whole warp")
+    chosen = warp.read(lane).astype(np.int64)
+    source = {"idx": chosen & 31, "bfly": np.arange(32) ^ chosen}[parts[2]]
+    warp.write(destination, warp.read(value)[source])
 
 
 def _selp(warp: Warp, parts: list[str], operands: tuple[Operand, ...]) -> None:
@@ -331,8 +373,11 @@ _HANDLERS: dict[str, Callable[..., None]] = {
     "sub": _arithmetic(np.subtract),
     "div": _arithmetic(_divide),
     "rem": _arithmetic(_remainder),
-    "min": _arithmetic(np.minimum),
-    "max": _arithmetic(np.maximum),
+    "min": _extremum(np.minimum, np.fmin),
+    "max": _extremum(np.maximum, np.fmax),
+    "popc": _popc,
+    "shfl": _shfl,
+    "vote": _vote,
     "neg": _arithmetic(np.negative),
     "abs": _arithmetic(np.abs),
     "and": _logic(np.bitwise_and),

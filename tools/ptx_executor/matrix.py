@@ -26,6 +26,12 @@ def unpack(words: NDArray[np.unsignedinteger], name: str) -> NDArray[np.float64]
     return np.ascontiguousarray(words).view(_DTYPES[name]).astype(np.float64)
 
 
+def encode_fp8(values: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
+    """The nearest codes, ties to even; what is too large, infinities too, becomes the largest."""
+    largest = float(ml_dtypes.finfo(_DTYPES[name]).max)
+    return np.clip(values, -largest, largest).astype(_DTYPES[name]).view(np.uint8)
+
+
 def mma_sync(
     a: Words, b: Words, c: NDArray[np.float32], types: tuple[str, str]
 ) -> NDArray[np.float32]:

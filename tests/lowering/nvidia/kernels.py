@@ -56,7 +56,8 @@ def run_kernels(
 ) -> npt.NDArray[Any]:
     """Run all launches of a matmul with one tier; y.
 
-    Results start as NaN, slots too. Counters must be 0 again at the end.
+    Results start as NaN, or as ``operands["init"]``; slots as NaN. Counters must be 0 again at the
+    end.
     """
     chosen = target_named(target)
     kernels = kernels or parse_ptx(ptx_text(problem, target, tier))
@@ -65,8 +66,11 @@ def run_kernels(
     for name, buffer in plan.buffers.items():
         size = buffer.size(m)
         assert isinstance(size, int)
-        buffers[name] = np.full(size, 0 if buffer.zeroed else 0x7FC0_0000, np.uint32)
-    y = buffers["result"] = np.full((m, problem.n), np.nan, RESULTS[problem.result])
+        dtype = np.uint8 if buffer.element == "i8" else np.uint32
+        poison = 0xFF if buffer.element == "i8" else 0x7FC0_0000
+        buffers[name] = np.full(size, 0 if buffer.zeroed else poison, dtype)
+    y = operands.get("init", np.full((m, problem.n), np.nan)).astype(RESULTS[problem.result])
+    buffers["result"] = y
     for step in plan.launches:
         grid = chosen.workgroups(problem, tier, step, m)[0]
         assert isinstance(grid, int)

@@ -98,7 +98,7 @@ REFUSALS = {
     "gemv": (replace(STREAM, form="gemv"), "expected stream or tiled"),
     "no tile": (replace(STREAM, tile=None), "expected a tile"),
     "layout": (replace(STREAM, weight_layout="tiled"), "expected 'plain'"),
-    "quantize": (replace(STREAM, quantize="fused"), "quantize fused is not served"),
+    "quantize": (replace(TILED, quantize="fused"), "for the stream form; expected 'separate'"),
     "waves": (replace(STREAM, waves_per_eu=2), "waves_per_eu 2 is not served"),
     "isa": (replace(STREAM, isa="generic"), "isa generic is not served"),
     "k_pack": (replace(STREAM, k_pack=2), "expected 1"),
@@ -132,6 +132,28 @@ def test_wgmma_is_refused_where_it_is_not():
     assert "fp8 operands" in (select.verify(problem, WGMMA, SM_90A, exact=False) or "")
     tier = replace(TILED, tile=(128, 64, 32), warps=8)
     assert "4-bit" in (select.verify(problem, tier, SM_90A, exact=False) or "")
+
+
+@pytest.mark.parametrize("lhs", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_x_that_is_quantised_on_the_way_changes_no_sum(target: str, lhs: str):
+    for n, k in SHAPES:
+        problem = ScaledMatmul(None, n, k, lhs=lhs, lhs_scaled=False, lhs_quantize="rceil")
+        tiers = chosen(problem, target)
+        assert tiers[0].quantize == "fused" or lhs == "f32"
+        assert tiers[-1].quantize == "separate"
+        for tier, before in zip(tiers, chosen(problem.quantized(), target), strict=True):
+            assert tier.stages <= before.stages
+            assert replace(tier, stages=before.stages, quantize="none") == before
+            assert target_named(target).verify(problem, tier, DeviceFacts()) is None
+
+
+def test_an_x_quantised_in_the_kernel_has_to_fit_a_row_of_chunks():
+    problem = replace(PROBLEM, lhs="f32", lhs_scaled=False, lhs_quantize="rceil")
+    tier = replace(STREAM, tile=(8, 16, 256), quantize="fused")
+    assert "K step of 128 to quantise f32" in (
+        select.verify(problem, tier, SM_90A, exact=False) or ""
+    )
 
 
 def test_an_epilogue_changes_no_choice():
