@@ -260,3 +260,23 @@ def test_a_report_of_another_kind(folder: Path, capsys: pytest.CaptureFixture[st
     assert "expected a report that ends in .html or .json" in refused(
         folder, capsys, f"--report={folder}/r.pdf"
     )
+
+
+@pytest.mark.parametrize("option", ["--output-params={}/q.mlir", "--report={}/q.json"])
+def test_two_outputs_of_one_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    error = refused(folder, capsys, "--output-params=" + f"{folder}/q.json", option.format(folder))
+    assert "error: two outputs go to this file; expected another name" in error
+
+
+def test_a_name_that_the_archive_has_already(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A runtime would read the model's own parameter as scales."""
+    parameters = {**PARAMETERS, "fc1.weight_scale": FC1}
+    runtime.save_archive_file(
+        {n: a.view(np.uint8) for n, a in parameters.items()}, folder / "m.irpa"
+    )
+    error = refused(folder, capsys)
+    assert "error: the new archive would hold two parameters 'fc1.weight_scale'" in error
