@@ -16,7 +16,16 @@ from iree.compiler import ir
 from block32.dialects import builtin
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import BadAttributeError
-from block32.lowering.problem import ELEMENT_BITS, Epilogue, Grouping, ScaledMatmul
+from block32.lowering.problem import (
+    ACTIVATION_NAMES,
+    BLOCK_K,
+    ELEMENT_BITS,
+    RESULT_TYPES,
+    VALUE_TYPES,
+    Epilogue,
+    Grouping,
+    ScaledMatmul,
+)
 
 ATTRIBUTE = "block32.problem"
 
@@ -61,20 +70,66 @@ def parse(attribute: ir.Attribute) -> ScaledMatmul:
 
 
 def check(problem: ScaledMatmul) -> None:
-    """Refuse fields that do not go together.
+    """Refuse fields of the wrong kind, and fields that do not go together.
 
     Raises:
         BadAttributeError: What is wrong, and what would be right.
     """
-    for name, element in (("lhs", problem.lhs), ("rhs", problem.rhs), ("result", problem.result)):
-        if element not in ELEMENT_BITS:
-            raise BadAttributeError(
-                f"expected {name} to be one of {', '.join(ELEMENT_BITS)} but got {element}"
-            )
-    if problem.lhs_quantize:
+    _check_sizes(problem)
+    _check_flag("lhs_scaled", problem.lhs_scaled)
+    _check_choice("lhs", problem.lhs, tuple(ELEMENT_BITS))
+    _check_choice("rhs", problem.rhs, VALUE_TYPES)
+    _check_choice("result", problem.result, RESULT_TYPES)
+    _check_epilogue(problem.epilogue)
+    if problem.lhs_quantize != "":
         _check_quantize(problem)
+    elif problem.lhs_scaled != (problem.lhs in VALUE_TYPES):
+        allowed = VALUE_TYPES if problem.lhs_scaled else QUANTIZED_FROM
+        scales = "with" if problem.lhs_scaled else "without"
+        raise BadAttributeError(
+            f"expected lhs {scales} scales to be one of {', '.join(allowed)} but got {problem.lhs}"
+        )
     if problem.grouping is not None:
         _check_grouping(problem, problem.grouping)
+
+
+def _check_sizes(problem: ScaledMatmul) -> None:
+    if problem.m is not None:
+        _check_size("m", problem.m, 0)
+    _check_size("n", problem.n, 1)
+    _check_size("k", problem.k, 1)
+    if problem.rhs_block not in ((1, BLOCK_K), (BLOCK_K, BLOCK_K)):
+        raise BadAttributeError(
+            f"expected rhs_block to be [1, 32] or [32, 32] but got {list(problem.rhs_block)}"
+        )
+
+
+def _check_epilogue(epilogue: Epilogue) -> None:
+    _check_flag("row_scale", epilogue.row_scale)
+    _check_flag("scale", epilogue.scale)
+    for name in ("bias", "residual"):
+        if getattr(epilogue, name) is not None:
+            _check_choice(name, getattr(epilogue, name), RESULT_TYPES)
+    if epilogue.activation is not None:
+        _check_choice("activation", epilogue.activation, ACTIVATION_NAMES)
+
+
+def _check_size(name: str, value: object, least: int) -> None:
+    # A bool is an int to Python, and no size.
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise BadAttributeError(f"expected {name} to be an integer from {least} on, got {value}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise BadAttributeError(f"expected {name} to be true or false but got {value}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise BadAttributeError(
+            f"expected {name} to be one of {', '.join(choices)} but got {value}"
+        )
 
 
 def _check_quantize(problem: ScaledMatmul) -> None:
@@ -91,6 +146,9 @@ def _check_quantize(problem: ScaledMatmul) -> None:
 
 
 def _check_grouping(problem: ScaledMatmul, grouping: Grouping) -> None:
+    for name, value in (("experts", grouping.experts), ("groups", grouping.groups)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadAttributeError(f"expected {name} to be an integer but got {value}")
     if grouping.experts < 1 or grouping.groups < 0:
         raise BadAttributeError(
             "expected at least one expert and no negative number of groups but got "

@@ -27,6 +27,9 @@ VALUE_TYPES: Final = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
 #: Element types of results.
 RESULT_TYPES: Final = ("f32", "bf16", "f16")
 
+#: What an epilogue may end with.
+ACTIVATION_NAMES: Final = ("relu", "gelu", "gelu_tanh", "silu", "tanh")
+
 #: Short names of the element types, for symbols and remarks.
 SHORT_NAMES: Final[dict[str, str]] = {
     "f4E2M1FN": "e2m1",

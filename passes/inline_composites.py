@@ -41,6 +41,7 @@ from block32.dialects import composite
 from block32.dialects.diagnostics import error_at
 from block32.lowering.common.functions import inline_call
 from block32.passes.base import Pass, Report
+from block32.passes.canonical import CALL_NAME
 from block32.passes.walk import operations_named
 
 
@@ -55,7 +56,8 @@ class InlineCompositesPass(Pass):
         """See the module's docstring.
 
         Raises:
-            DiagnosticError: A composite is malformed, or called and without a body.
+            DiagnosticError: A composite is malformed, calls itself, or is called and has no body
+                of one block.
         """
         del report
         composites = {
@@ -63,12 +65,45 @@ class InlineCompositesPass(Pass):
             for function in operations_named(module, "util.func")
             if composite.of_function(function) is not None
         }
-        for call in operations_named(module, "util.call"):
-            callee = composites.get(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
-            if callee is None:
-                continue
-            if not callee.regions[0].blocks:
-                raise error_at(callee, "is a composite without a kernel; expected a body")
-            inline_call(call, callee)
+        for call in operations_named(module, CALL_NAME):
+            _inline(call, composites, ())
         for function in composites.values():
             function.erase()
+
+
+def _inline(
+    call: ir.Operation, composites: dict[str, ir.Operation], around: tuple[str, ...]
+) -> None:
+    """Inline a call of a composite, and before it those that its body makes.
+
+    Args:
+        call: Any call.
+        composites: The composites by symbol.
+        around: The composites whose bodies the call is in.
+    """
+    symbol = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+    callee = composites.get(symbol)
+    if callee is None:
+        return
+    if symbol in around:
+        raise error_at(callee, "is a composite that calls itself; expected a body of other ops")
+    blocks = callee.regions[0].blocks
+    if len(blocks) == 0:
+        raise error_at(callee, "is a composite without a kernel; expected a body")
+    if len(blocks) > 1:
+        raise error_at(callee, f"is a composite of {len(blocks)} blocks; expected one")
+    for inner in _calls_in(callee):
+        _inline(inner, composites, (*around, symbol))
+    inline_call(call, callee)
+
+
+def _calls_in(function: ir.Operation) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == CALL_NAME:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    function.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found

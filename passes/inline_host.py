@@ -4,7 +4,8 @@
 
 Before::
 
-    util.func private @block32_matmul_0_2x4x32(%x: tensor<2x32xf32>) -> tensor<2x4xf32> {
+    util.func private @block32_matmul_0_2x4x32(%x: tensor<2x32xf32>) -> tensor<2x4xf32>
+        attributes {block32.host} {
       %y = tensor.empty() : tensor<2x4xf32>
       util.return %y : tensor<2x4xf32>
     }
@@ -30,9 +31,8 @@ A check that two arguments have the same number of rows moves to the start of th
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, cf, tensor
@@ -41,11 +41,8 @@ from block32.lowering.common.functions import inline_call
 from block32.lowering.common.index import constant
 from block32.lowering.host import CHECK_PREFIX
 from block32.passes.base import Pass, Report
-from block32.passes.outline import FUNCTION_PREFIX
+from block32.passes.outline import HOST_ATTRIBUTE
 from block32.passes.walk import operations_named
-
-#: The symbols that ``block32-outline`` gives.
-_SYMBOL: Final = re.compile(rf"{FUNCTION_PREFIX}_\d+_")
 
 
 @dataclass
@@ -58,11 +55,11 @@ class InlineHostPass(Pass):
     def run(self, module: ir.Module, report: Report) -> None:
         """See the module's docstring."""
         del report
-        functions: dict[str, ir.Operation] = {}
-        for function in operations_named(module, "util.func"):
-            symbol = ir.StringAttr(function.attributes["sym_name"]).value
-            if _SYMBOL.match(symbol):
-                functions[symbol] = function
+        functions = {
+            ir.StringAttr(function.attributes["sym_name"]).value: function
+            for function in operations_named(module, "util.func")
+            if HOST_ATTRIBUTE in function.attributes
+        }
         for call in operations_named(module, "util.call"):
             callee = functions.get(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
             if callee is not None:

@@ -28,7 +28,8 @@ After::
       builtin.module attributes {block32.kernel = {...}, block32.problem = {...}} {
         func.func private @...
     ...
-    util.func private @block32_matmul_0_4x32x64_e4m3_e4m3_32x32_f32(...) -> tensor<4x32xf32> {
+    util.func private @block32_matmul_0_4x32x64_e4m3_e4m3_32x32_f32(...) -> tensor<4x32xf32>
+        attributes {block32.host} {
       ...
       ... flow.dispatch @block32_kernels_0_4x32x64_e4m3_e4m3_32x32_f32::@gemm_tier0_0_4x32x64_...
     }
@@ -63,6 +64,8 @@ from block32.passes import canonical
 from block32.passes.base import Pass, Report
 
 FUNCTION_PREFIX = "block32_matmul"
+#: On the functions that record dispatches: a program may have names like ours.
+HOST_ATTRIBUTE = "block32.host"
 
 
 @dataclass
@@ -105,7 +108,8 @@ def _outline(module: ir.Module, suffix: str, problem: ScaledMatmul, config: Kern
     spec = KernelSpec(problem, target_named(config.target), config.tiers)
     with ir.InsertionPoint.at_block_begin(module.body):
         executable = build_executable(spec, executable_symbol)
-        build_host_function(spec, function_symbol, executable_symbol)
+        function = build_host_function(spec, function_symbol, executable_symbol)
+        function.attributes[HOST_ATTRIBUTE] = ir.UnitAttr.get()
     declarations = kernel_declarations(executable)
     declarations.attributes[problem_attribute.ATTRIBUTE] = problem_attribute.build(problem)
     declarations.attributes[ATTRIBUTE] = config.build()

@@ -47,6 +47,23 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         stream.write(content)
 
 
+def check_distinct(*paths: str | None) -> None:
+    """Refuse outputs that would take each other's place; None is an output that is not asked for.
+
+    Raises:
+        DiagnosticError: Two paths lead to one file.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if path is None:
+            continue
+        target = Path(path).resolve()
+        # A device, such as /dev/null, takes any number of outputs.
+        if target in seen and (target.is_file() or not target.exists()):
+            raise DiagnosticError(path, "two outputs go to this file; expected another name")
+        seen.add(target)
+
+
 @contextmanager
 def replaced_at_end(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A neighbour of ``path`` to write to, which takes its name if all goes well.

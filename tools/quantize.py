@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from block32.passes.quantizing.weights import DTYPES, QuantizedWeight
 from block32.runtime.archive import NewEntry, read_index, write_archive
 from block32.runtime.entry import Entry
 from block32.runtime.quantizer import FORMATS
-from block32.tools.output import replaced_at_end
+from block32.tools.output import check_distinct, replaced_at_end
 from block32.tools.quantize_report import render_report
 from block32.tools.rewrite_model import import_model, run_pass
 
@@ -86,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print. No output is left behind.
     """
     _check_report_name(arguments.report)
+    check_distinct(arguments.output, arguments.output_params, arguments.report)
     text, name, weights = _rewrite_model(arguments)
     parameters = [weight for weight in weights if weight.key is not None]
     if parameters and not (arguments.params and arguments.output_params):
@@ -154,7 +156,20 @@ def _write_parameters(
 
         for weight in weights:
             new += _quantized_entries(weight, entries[str(weight.key)], arguments.params, advance)
+        _check_unique(new, arguments.params)
         write_archive(stream, new)
+
+
+def _check_unique(entries: list[NewEntry], path: str) -> None:
+    """Refuse parameters of one name: a runtime would find one of them for both."""
+    counts = Counter(entry.name for entry in entries)
+    taken = next((name for name, count in counts.items() if count > 1), None)
+    if taken is not None:
+        raise DiagnosticError(
+            path,
+            f"the new archive would hold two parameters '{taken}'; expected a name that is free",
+            ("rename the one that the archive has, or leave its layer alone with --keep",),
+        )
 
 
 def _check_entries(entries: dict[str, Entry], weights: list[QuantizedWeight], path: str) -> None:

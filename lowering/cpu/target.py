@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, maximum, minimum
@@ -30,6 +31,17 @@ from block32.lowering.target import (
 
 PACK = "pack"
 GEMM = "gemm"
+
+#: Fields of a tier that no kernel here reads, with the one value that each may have.
+_NOT_USED: Final = {
+    "k_pack": 1,
+    "splits": 1,
+    "reduce": "in_launch",
+    "warps": 1,
+    "order": "n",
+    "waves_per_eu": 0,
+    "weight_layout": "plain",
+}
 
 
 class CpuTarget(Target):
@@ -66,8 +78,9 @@ class CpuTarget(Target):
             return f"'{isa.name}' kernels take no {problem.lhs} activation"
         if problem.lhs_quantize and tier.quantize != "fused":
             return "expected quantize 'fused': the activation is quantised where it is packed"
-        if tier.weight_layout != "plain":
-            return f"expected weight_layout 'plain' but got '{tier.weight_layout}'"
+        for name, only in _NOT_USED.items():
+            if getattr(tier, name) != only:
+                return f"expected {name} {only!r} but got {getattr(tier, name)!r}"
         if tier.tile is None or tier.mma is None:
             return "expected both tile and mma"
         return _verify_tile(problem, tier, isa)

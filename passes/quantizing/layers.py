@@ -148,3 +148,13 @@ def parameters_of(module: ir.Module) -> dict[str, tuple[ir.Operation, ir.Type]]:
         if parameter:
             found[parameter[1]] = op, ir.TypeAttr(op.attributes["type"]).value
     return found
+
+
+def globals_of_parameter(module: ir.Module, scope: str, key: str) -> set[str]:
+    """The symbols of the globals that hold a parameter."""
+    return {
+        ir.StringAttr(op.attributes["sym_name"]).value
+        for op in operations_named(module, "util.global")
+        if "initial_value" in op.attributes
+        and _parameter(op.attributes["initial_value"]) == (scope, key)
+    }

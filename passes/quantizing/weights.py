@@ -16,7 +16,9 @@ from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, error_at
 from block32.lowering.problem import ceil_div
-from block32.passes.quantizing.layers import Layer
+from block32.passes.quantizing.layers import Layer, Source, find_layers, globals_of_parameter
+from block32.passes.raising.marked_matmul import is_marked
+from block32.passes.walk import operations_named
 from block32.runtime.quantizer import FORMATS, Loss, quantize_slabs, slab_rows
 
 DTYPES: dict[str, Any] = {
@@ -42,6 +44,7 @@ class QuantizedWeight:
         format: ``mxfp8`` or ``mxfp4``.
         symbol: The global of the codes.
         keeps_original: The original is still read elsewhere, so that it stays, too.
+        is_second: Another matmul reads it in the other transpose, and has codes of its own.
         loss: What was lost, once it is known.
         layers: How many matmuls read it.
     """
@@ -57,6 +60,7 @@ class QuantizedWeight:
     format: str
     symbol: str
     keeps_original: bool = False
+    is_second: bool = False
     loss: Loss = field(default_factory=Loss)
     layers: int = 0
 
@@ -78,12 +82,16 @@ class QuantizedWeight:
     @property
     def code_key(self) -> str:
         """The name of the codes in the parameter file."""
-        return f"{self.key}_mx" if self.keeps_original else str(self.key)
+        return f"{self._new_key}_mx" if self.keeps_original else self._new_key
 
     @property
     def scale_key(self) -> str:
         """The name of the scales in the parameter file."""
-        return f"{self.key}_scale"
+        return f"{self._new_key}_scale"
+
+    @property
+    def _new_key(self) -> str:
+        return f"{self.key}_transposed" if self.is_second else str(self.key)
 
     @property
     def code_shape(self) -> tuple[int, int]:
@@ -138,6 +146,7 @@ class WeightStore:
         self._format = form
         self._made: dict[object, QuantizedWeight] = {}
         self._replaced: set[str] = set()
+        self._read_elsewhere = _read_by_others(module)
 
     @property
     def weights(self) -> list[QuantizedWeight]:
@@ -155,11 +164,15 @@ class WeightStore:
             DiagnosticError: A weight in the module is not finite.
         """
         source = layer.source
-        key = (source.symbol or source.value, layer.is_transposed)
+        # Several globals may hold one parameter.
+        stored = (source.scope, source.key) if source.key else source.symbol or source.value
+        key = (stored, layer.is_transposed)
         if key not in self._made:
             self._made[key] = self._make(layer, block)
-            if source.symbol:
-                self._replaced.add(source.symbol)
+            self._made[key].is_second = (stored, not layer.is_transposed) in self._made
+            self._define(layer, self._made[key])
+        if source.symbol:
+            self._replaced.add(source.symbol)
         self._made[key].layers += 1
         return self._made[key]
 
@@ -179,30 +192,25 @@ class WeightStore:
             rule=self._rule,
             format=self._format,
             symbol=symbol,
-            keeps_original=source.symbol is not None and self._is_read_elsewhere(layer),
+            keeps_original=source.symbol is not None and self._is_read_elsewhere(source),
         )
-        if source.value is None:
+        return weight
+
+    def _define(self, layer: Layer, weight: QuantizedWeight) -> None:
+        """Define the globals of codes and scales."""
+        if layer.source.value is None:
             with ir.InsertionPoint.at_block_begin(self._module.body), layer.op.location:
                 for definition in define_parameters(weight):
                     self._symbols.insert(definition)
         else:
             self._define_constants(layer, weight, _array(layer))
-        return weight
 
-    def _is_read_elsewhere(self, layer: Layer) -> bool:
-        """Whether anything but matmuls of this kind reads the global."""
-        readers: set[str] = set()
-
-        def visit(op: ir.Operation) -> ir.WalkResult:
-            is_load = op.name == "util.global.load" and (
-                ir.FlatSymbolRefAttr(op.attributes["global"]).value == layer.source.symbol
-            )
-            if is_load:
-                readers.update(_final_readers(op.results[0]))
-            return ir.WalkResult.ADVANCE
-
-        self._module.operation.walk(visit)
-        return bool(readers - {"linalg.matmul", "linalg.batch_matmul"})
+    def _is_read_elsewhere(self, source: Source) -> bool:
+        """Whether anything but linear layers, as their weight, reads the global or parameter."""
+        symbols = {source.symbol}
+        if source.key is not None:
+            symbols |= globals_of_parameter(self._module, source.scope or "", source.key)
+        return bool(symbols & self._read_elsewhere)
 
     def _define_constants(
         self, layer: Layer, weight: QuantizedWeight, stored: npt.NDArray[Any]
@@ -257,14 +265,26 @@ def _pure_ops(module: ir.Module) -> list[ir.Operation]:
     return found
 
 
-def _final_readers(value: ir.Value) -> set[str]:
-    """The names of the ops that read a value through views."""
-    readers: set[str] = set()
+def _read_by_others(module: ir.Module) -> set[str]:
+    """The globals that anything but linear layers, as their weight, reads."""
+    layers = {layer.op for layer in find_layers(module) if not is_marked(layer.op)}
+    return {
+        ir.FlatSymbolRefAttr(load.attributes["global"]).value
+        for load in operations_named(module, "util.global.load")
+        if not _feeds_only(layers, load.results[0])
+    }
+
+
+def _feeds_only(layers: set[ir.Operation], value: ir.Value) -> bool:
+    """Whether ``layers`` alone read a value, through views, and as their weight."""
     for use in value.uses:
         user = use.owner.operation
-        is_view = user.name in _VIEWS and len(user.results) == 1
-        readers |= _final_readers(user.results[0]) if is_view else {user.name}
-    return readers
+        if user.name in _VIEWS and len(user.results) == 1:
+            if not _feeds_only(layers, user.results[0]):
+                return False
+        elif use.operand_number != 1 or user not in layers:
+            return False
+    return True
 
 
 def define_parameters(weight: QuantizedWeight) -> list[ir.Operation]:

@@ -9,7 +9,8 @@ import pytest
 from block32.dialects import composite
 from block32.dialects.composite import Matmul, Quantize
 from block32.dialects.diagnostics import DiagnosticError
-from block32.lowering.problem import Grouping
+from block32.lowering.common.epilogue import ACTIVATIONS
+from block32.lowering.problem import ACTIVATION_NAMES, Grouping
 from block32.tools.compiler import parse_module
 
 
@@ -65,11 +66,22 @@ DYNAMIC = (
 )
 
 
+#: A matmul of a bf16 activation and a 48x64 weight.
+PROBLEM = {
+    "k": "64",
+    "n": "48",
+    "rhs_block": "[32, 32]",
+    "result": '"f32"',
+    "lhs": '"bf16"',
+    "lhs_scaled": "false",
+    "rhs": '"f8E4M3FN"',
+}
+
+
 def parse_matmul(kind: str, signature: str, fields: str) -> composite.Composite | None:
-    """A matmul of a bf16 activation and a 48x64 weight with further ``fields`` of its problem."""
-    defaults = {"lhs": '"bf16"', "lhs_scaled": "false", "rhs": '"f8E4M3FN"'}
-    kept = "".join(f", {name} = {v}" for name, v in defaults.items() if f" {name} =" not in fields)
-    problem = f'k = 64 : i64, n = 48 : i64, rhs_block = [32, 32], result = "f32"{kept}{fields}'
+    """``PROBLEM`` with other or further ``fields``."""
+    kept = [f"{name} = {v}" for name, v in PROBLEM.items() if f", {name} =" not in fields]
+    problem = ", ".join(kept) + fields
     text = f"""
 util.func private @any_name{signature}
     attributes {{block32.composite = {{kind = "{kind}", problem = {{{problem}}}}}}}
@@ -128,3 +140,40 @@ def test_malformed_matmuls(kind: str, fields: str, message: str) -> None:
         parse_matmul(kind, signature, fields)
     assert message in error.value.message
     assert ":2:1: error: 'util.func' op has a malformed" in error.value.render()
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("m = -1", "expected m to be an integer from 0 on, got -1"),
+        ('m = "4"', "expected m to be an integer from 0 on, got 4"),
+        ("m = true", "expected m to be an integer from 0 on, got True"),
+        ("n = 0", "expected n to be an integer from 1 on, got 0"),
+        ("k = 64.0", "expected k to be an integer from 1 on"),
+        ('lhs = ["bf16"]', "expected lhs to be one of"),
+        ('lhs = "f8E4M3FN"', "expected lhs without scales to be one of f32, bf16, f16"),
+        ("lhs_scaled = true", "expected lhs with scales to be one of f8E4M3FN, f8E5M2, f4E2M1FN"),
+        ("lhs_scaled = []", "expected lhs_scaled to be true or false but got []"),
+        ('rhs = "bf16"', "expected rhs to be one of f8E4M3FN, f8E5M2, f4E2M1FN but got bf16"),
+        ('result = "f8E4M3FN"', "expected result to be one of f32, bf16, f16 but got f8E4M3FN"),
+        ("rhs_block = [64, 32]", "expected rhs_block to be [1, 32] or [32, 32] but got [64, 32]"),
+        ("rhs_block = [0, 0]", "expected rhs_block to be [1, 32] or [32, 32] but got [0, 0]"),
+        ("rhs_block = [32]", "expected rhs_block to be [1, 32] or [32, 32] but got [32]"),
+        ("lhs_quantize = {}", "expected lhs_quantize to be one of rceil, floor, even, ceil"),
+        ('epilogue = {activation = "elu"}', "expected activation to be one of relu, gelu"),
+        ("epilogue = {bias = 3}", "expected bias to be one of f32, bf16, f16 but got 3"),
+        ('epilogue = {residual = "i8"}', "expected residual to be one of f32, bf16, f16"),
+        ("epilogue = {scale = 3}", "expected scale to be true or false but got 3"),
+        ('grouping = {experts = "a", groups = 1}', "expected experts to be an integer but got a"),
+        ("grouping = {experts = 2, groups = 1.5}", "expected groups to be an integer but got 1.5"),
+    ],
+)
+def test_fields_of_a_problem_that_nothing_computes(field: str, message: str) -> None:
+    """Each is refused before any pass reads it, whatever the function's type."""
+    with pytest.raises(DiagnosticError) as error:
+        parse_matmul("matmul_w8a16", DYNAMIC, f", {field}")
+    assert message in error.value.message
+
+
+def test_every_activation_has_a_meaning() -> None:
+    assert set(ACTIVATION_NAMES) == set(ACTIVATIONS)

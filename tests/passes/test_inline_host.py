@@ -48,3 +48,22 @@ def test_no_operand_is_copied_on_the_way_to_a_kernel(target: str, model: str) ->
     text = compile_source(model.encode(), "model.mlir", options).decode()
     assert "hal.command_buffer.dispatch" in text
     assert "hal.command_buffer.copy_buffer" not in text
+
+
+def test_a_function_of_the_program_that_is_named_like_ours_stays() -> None:
+    name = "block32_matmul_0_5x32x64_e4m3_e4m3_32x32_f32"
+    theirs = f"""
+util.func public @{name}(%a: tensor<4xf32>) -> tensor<4xf32> {{
+  util.optimization_barrier %a : tensor<4xf32>
+  util.return %a : tensor<4xf32>
+}}
+func.func @other(%a: tensor<4xf32>) -> tensor<4xf32> {{
+  %b = util.call @{name}(%a) : (tensor<4xf32>) -> tensor<4xf32>
+  return %b : tensor<4xf32>
+}}
+"""
+    options = CompileOptions(target="cpu", flags=("--compile-to=preprocessing",))
+    text = compile_source((MODEL + theirs).encode(), "model.mlir", options).decode()
+    assert f"util.func public @{name}(" in text
+    assert "@block32_matmul_0_5x32x64_e4m3_e4m3_32x32_f32_(" not in text, "ours is inlined"
+    assert "flow.dispatch @block32_kernels" in text

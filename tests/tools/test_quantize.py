@@ -260,3 +260,83 @@ def test_a_report_of_another_kind(folder: Path, capsys: pytest.CaptureFixture[st
     assert "expected a report that ends in .html or .json" in refused(
         folder, capsys, f"--report={folder}/r.pdf"
     )
+
+
+@pytest.mark.parametrize("option", ["--output-params={}/q.mlir", "--report={}/q.json"])
+def test_two_outputs_of_one_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    error = refused(folder, capsys, "--output-params=" + f"{folder}/q.json", option.format(folder))
+    assert "error: two outputs go to this file; expected another name" in error
+
+
+def test_a_name_that_the_archive_has_already(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A runtime would read the model's own parameter as scales."""
+    parameters = {**PARAMETERS, "fc1.weight_scale": FC1}
+    runtime.save_archive_file(
+        {n: a.view(np.uint8) for n, a in parameters.items()}, folder / "m.irpa"
+    )
+    error = refused(folder, capsys)
+    assert "error: the new archive would hold two parameters 'fc1.weight_scale'" in error
+
+
+#: What else may read the parameter of ``fc1``, and the names that the archive gets for it.
+OTHER_READERS = {
+    "another global, in another layer": (
+        "%w = util.global.load @again : tensor<96x64xf32>",
+        "[#mk, #nk, #mn] ins(%x, %w : tensor<96x64xf32>, tensor<96x64xf32>)",
+        ["fc1.weight", "fc1.weight_scale"],
+    ),
+    "the other transpose": (
+        "%w = util.global.load @fc1 : tensor<96x64xf32>",
+        "[#mk, affine_map<(m, n, k) -> (k, n)>, #mn]"
+        " ins(%t, %w : tensor<96x96xf32>, tensor<96x64xf32>)",
+        [
+            "fc1.weight",
+            "fc1.weight_scale",
+            "fc1.weight_transposed",
+            "fc1.weight_transposed_scale",
+        ],
+    ),
+    "a left operand": (
+        "%w = util.global.load @fc1 : tensor<96x64xf32>",
+        "[#mk, #nk, #mn] ins(%w, %x : tensor<96x64xf32>, tensor<96x64xf32>)",
+        ["fc1.weight", "fc1.weight_mx", "fc1.weight_scale"],
+    ),
+    "another global, as a left operand": (
+        "%w = util.global.load @again : tensor<96x64xf32>",
+        "[#mk, #nk, #mn] ins(%w, %x : tensor<96x64xf32>, tensor<96x64xf32>)",
+        ["fc1.weight", "fc1.weight_mx", "fc1.weight_scale"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_READERS)
+def test_who_else_reads_a_parameter(folder: Path, name: str) -> None:
+    """Nobody finds codes where he looks for values."""
+    load, matmul, names = OTHER_READERS[name]
+    columns = 64 if "transpose" in name else 96
+    other = f"""
+util.global private @again = #flow.parameter.named<"model"::"fc1.weight"> : tensor<96x64xf32>
+func.func @other(%x: tensor<96x64xf32>, %t: tensor<96x96xf32>) -> tensor<96x{columns}xf32> {{
+  {load}
+  %z = arith.constant dense<0.0> : tensor<96x{columns}xf32>
+  %y = linalg.matmul indexing_maps = {matmul}
+      outs(%z : tensor<96x{columns}xf32>) -> tensor<96x{columns}xf32>
+  return %y : tensor<96x{columns}xf32>
+}}
+"""
+    (folder / "m.mlir").write_text(MODEL + other)
+    assert quantize(folder) == 0
+    entries = read_index(folder / "q.irpa")
+    assert sorted(entry for entry in entries if entry.startswith("fc1")) == names
+    if "fc1.weight_mx" in names:
+        assert entries["fc1.weight"].read() == FC1.tobytes()
+    if "fc1.weight_transposed" in names:
+        codes, scales = reference.quantize_weight(FC1.T)
+        assert entries["fc1.weight_transposed"].read() == codes.tobytes()
+        assert entries["fc1.weight_transposed_scale"].read() == scales.tobytes()
+    x = RNG.standard_normal((4, 64)).astype(np.float32)
+    np.testing.assert_array_equal(call(folder, x)[1], TIED[3:4])

@@ -78,6 +78,8 @@ TILED = KernelTier("tiled", None, (384, 128, 256), mma=(6, 16, 1), isa="avx2")
         (STREAM, {"isa": "mmx"}, "expected isa to be one of amx_bf16, avx512_bf16, "),
         (STREAM, {"isa": "avx512"}, "need cpu features that are off: avx512bw, avx512f, avx512vl"),
         (STREAM, {"weight_layout": "swizzled"}, "expected weight_layout 'plain'"),
+        (STREAM, {"splits": 4}, "expected splits 1 but got 4"),
+        (TILED, {"order": "m"}, "expected order 'n' but got 'm'"),
         (STREAM, {"tile": None}, "expected both tile and mma"),
         (STREAM, {"tile": (3, 128, 32)}, "a stream kernel holds all rows: expected tile[0]"),
         (STREAM, {"max_m": None}, "a stream kernel holds all rows"),
