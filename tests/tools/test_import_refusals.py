@@ -60,6 +60,8 @@ def test_options_that_do_not_fit(
             ("-ox", "--output-params=y", "--model=m", "--activations=given"),
             "--activations=given is for functions of layers, without --model",
         ),
+        (("--report", '--scope=a"b'), "--scope: error: expected a printable name without quotes"),
+        (("--report", "--scope=a\nb"), "--scope: error: expected a printable name without quotes"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -117,6 +119,11 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: Capture) -> None
     assert (
         error == f"{tmp_path}/none: error: cannot read the parameters: no such file or directory\n"
     )
+
+
+def test_a_name_that_is_too_long(tmp_path: Path, capsys: Capture) -> None:
+    error = refused(tmp_path / ("n" * 300), tmp_path, capsys)
+    assert "error: cannot read the parameters: file name too long" in error
 
 
 def test_a_file_of_another_kind(tmp_path: Path, capsys: Capture) -> None:
