@@ -23,11 +23,13 @@ After::
     %cst = arith.constant dense<126> : tensor<2x32xi8>
     %2 = flow.tensor.bitcast %cst : tensor<2x32xi8> -> tensor<2x32xf8E8M0FNU>
     ...
-    ... (each repeated for its block: tensor<64x32xf8E8M0FNU>)
-    %7 = linalg.generic {indexing_maps = [#map2, #map2, #map2], ...
+    %4 = linalg.generic {indexing_maps = [#map, #map1], ... -> tensor<2x32x32xf8E8M0FNU>
+    %collapsed = tensor.collapse_shape %4 [[0, 1], [2]] : ... into tensor<64x32xf8E8M0FNU>
+    ...
+    %6 = linalg.generic {indexing_maps = [#map2, #map2, #map2], ...
     ^bb0(%in: f8E4M3FN, %in_0: f8E8M0FNU, %out: f32):
-      %9 = arith.scaling_extf %in, %in_0 : f8E4M3FN, f8E8M0FNU to f32
-      linalg.yield %9 : f32
+      %8 = arith.scaling_extf %in, %in_0 : f8E4M3FN, f8E8M0FNU to f32
+      linalg.yield %8 : f32
 
 Scales that are not known, or are no powers of two, are multiplied as they are, with a warning:
 ``block32-raise`` leaves the matmul that reads them to IREE's own code.
