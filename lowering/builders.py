@@ -77,10 +77,10 @@ def weight_constant(codes: npt.NDArray[Any], scales: npt.NDArray[Any]) -> tuple[
     """
     values: list[ir.Value] = []
     for name, array in (("codes", codes), ("scales", scales)):
-        if array.ndim != 2 or array.dtype.itemsize != 1:
-            raise BadAttributeError(
-                f"expected {name} to be a matrix of bytes but got {array.dtype} of {array.shape}"
-            )
+        if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.itemsize != 1:
+            is_array = isinstance(array, np.ndarray)
+            got = f"{array.dtype} of {array.shape}" if is_array else type(array).__name__
+            raise BadAttributeError(f"expected {name} to be a matrix of bytes but got {got}")
         content = np.ascontiguousarray(array).view(np.int8)
         i8 = ir.IntegerType.get_signless(8)
         attribute = ir.DenseElementsAttr.get(content, type=i8, shape=list(array.shape))
@@ -163,7 +163,10 @@ def scaled_linear(
     if activation is not None:
         _check_choice("activation", activation, tuple(ACTIVATIONS))
     rows = _as_matrix(x)
-    rows_scales = None if x_scales is None else _as_matrix(_as_scales("x_scales", x_scales))
+    rows_scales = None
+    if x_scales is not None:
+        x_scales = _as_scales("x_scales", x_scales)
+        rows_scales = _as_rows_of(x_type, ceil_div(k, BLOCK_K), "x_scales", x_scales)
     if quantize is not None:
         rows, rows_scales = _composites().quantize(rows, quantize)
     rows_type = ir.RankedTensorType(rows.type)
@@ -192,14 +195,16 @@ def scaled_linear(
         "row_scale": row_scale,
         "scale": scale,
         "bias": bias,
-        "residual": None if residual is None else _as_matrix(residual),
+        "residual": None
+        if residual is None
+        else _as_rows_of(x_type, operand.n, "residual", residual),
     }
     present = {name: value for name, value in operands.items() if value is not None}
     for name, wanted in operand_types(problem).items():
-        if present[name].type != wanted:
-            raise BadAttributeError(
-                f"expected {_ARGUMENTS.get(name, name)} of {wanted} but got {present[name].type}"
-            )
+        argument = _ARGUMENTS.get(name, name)
+        found = _tensor_type(argument, present[name])
+        if found != wanted:
+            raise BadAttributeError(f"expected {argument} of {wanted} but got {found}")
     return _as_shape_of(x, _composites().matmul(problem, present))
 
 
@@ -275,9 +280,10 @@ def _check_element(name: str, value_type: ir.RankedTensorType, choices: tuple[st
 
 
 def _tensor_type(name: str, value: ir.Value) -> ir.RankedTensorType:
-    if not isinstance(value.type, ir.RankedTensorType):
-        raise BadAttributeError(f"expected {name} to be a ranked tensor but got {value.type}")
-    return ir.RankedTensorType(value.type)
+    found = value.type if isinstance(value, ir.Value) else type(value).__name__
+    if not isinstance(found, ir.RankedTensorType):
+        raise BadAttributeError(f"expected {name} to be a ranked tensor but got {found}")
+    return ir.RankedTensorType(found)
 
 
 def _element_of(name: str, value: ir.Value | None) -> str | None:
@@ -305,6 +311,15 @@ def _as_matrix(value: ir.Value) -> ir.Value:
     rows = ir.ShapedType.get_dynamic_size() if is_dynamic else prod(value_type.shape[:-1])
     matrix = ir.RankedTensorType.get([rows, value_type.shape[-1]], value_type.element_type)
     return tensor.collapse_shape(matrix, value, [lead, [value_type.rank - 1]])
+
+
+def _as_rows_of(x: ir.RankedTensorType, size: int, name: str, value: ir.Value) -> ir.Value:
+    """``[..., M, size]`` as ``[rows, size]``, with the leading dimensions of x."""
+    found = ir.RankedTensorType(value.type)
+    wanted = ir.RankedTensorType.get([*x.shape[:-1], size], found.element_type)
+    if found != wanted:
+        raise BadAttributeError(f"expected {name} of {wanted} but got {found}")
+    return _as_matrix(value)
 
 
 def _as_shape_of(x: ir.Value, y: ir.Value) -> ir.Value:

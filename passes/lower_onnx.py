@@ -19,16 +19,17 @@ Before::
 
 After::
 
-    #map1 = affine_map<(d0, d1) -> (d0 floordiv 32, d1)>
-    ...
     %1 = torch_c.to_builtin_tensor %arg0 : ... -> tensor<64x32xf8E4M3FN>
     %cst = arith.constant dense<126> : tensor<2x32xi8>
     %2 = flow.tensor.bitcast %cst : tensor<2x32xi8> -> tensor<2x32xf8E8M0FNU>
     ...
-    %4 = linalg.generic {indexing_maps = [#map, #map1, #map], ...
+    %4 = linalg.generic {indexing_maps = [#map, #map1], ... -> tensor<2x32x32xf8E8M0FNU>
+    %collapsed = tensor.collapse_shape %4 [[0, 1], [2]] : ... into tensor<64x32xf8E8M0FNU>
+    ...
+    %6 = linalg.generic {indexing_maps = [#map2, #map2, #map2], ...
     ^bb0(%in: f8E4M3FN, %in_0: f8E8M0FNU, %out: f32):
-      %6 = arith.scaling_extf %in, %in_0 : f8E4M3FN, f8E8M0FNU to f32
-      linalg.yield %6 : f32
+      %8 = arith.scaling_extf %in, %in_0 : f8E4M3FN, f8E8M0FNU to f32
+      linalg.yield %8 : f32
 
 Scales that are not known, or are no powers of two, are multiplied as they are, with a warning:
 ``block32-raise`` leaves the matmul that reads them to IREE's own code.
@@ -68,8 +69,8 @@ class LowerOnnxPass(Pass):
         """See the module's docstring.
 
         Raises:
-            DiagnosticError: A zero point other than 0, or scales of another shape than ONNX asks
-                for.
+            DiagnosticError: A zero point other than 0, an axis that the input has not, or scales of
+                another shape than ONNX asks for.
         """
         for op in operations_where(module, _is_blocked_float8):
             with ir.InsertionPoint(op), op.location:
@@ -108,7 +109,12 @@ class _Dequantize:
         """
         types = [tensor_type(v) for v in (op.operands[0], op.operands[1], op.results[0])]
         codes, scales, result = (t for t in types if t is not None)
-        axis = _integer(op, "axis", 1) % max(codes.rank, 1)
+        axis = _integer(op, "axis", 1)
+        if not -codes.rank <= axis < codes.rank:
+            raise error_at(
+                op, f"has axis {axis}; expected {-codes.rank} to {codes.rank - 1} for its input"
+            )
+        axis %= codes.rank
         block = _integer(op, "block_size", 0)
         wanted = list(codes.shape)
         wanted[axis] = ceil_div(wanted[axis], block)
@@ -137,17 +143,43 @@ def _is_blocked_float8(op: ir.Operation) -> bool:
 def _lower(node: _Dequantize, report: Report) -> ir.Value:
     """Build ``codes * scales``."""
     codes = to_builtin(node.op.operands[0])
-    scales = _scales(node, report)
+    scales = _repeated(node, _scales(node, report))
     empty = tensor.empty(node.result.shape, node.result.element_type)
     identity = ir.AffineMap.get_identity(node.codes.rank)
-    blocks = list(identity.results)
-    blocks[node.axis] = ir.AffineExpr.get_floor_div(blocks[node.axis], node.block)
-    maps = [identity, ir.AffineMap.get(node.codes.rank, 0, blocks), identity]
-    op = generic([codes, scales], [empty], maps, ["parallel"] * node.codes.rank)
+    op = generic([codes, scales], [empty], [identity] * 3, ["parallel"] * node.codes.rank)
     with ir.InsertionPoint(op.regions[0].blocks[0]):
         code, scale, _ = op.regions[0].blocks[0].arguments
         linalg.yield_([_product(code, scale, node.result.element_type)])
     return op.results[0]
+
+
+def _repeated(node: _Dequantize, scales: ir.Value) -> ir.Value:
+    """The scale of each element.
+
+    A map with ``floordiv`` would say the same, but where a matmul is left to IREE 3.13, that cannot
+    tile such a map unless the tile's size and the block's divide each other.
+    """
+    axis, rank, shape = node.axis, node.codes.rank, node.codes.shape
+    blocks = node.scales.shape[axis]
+    block = min(node.block, shape[axis])
+    element = ir.RankedTensorType(scales.type).element_type
+    split = [*node.scales.shape[: axis + 1], block, *shape[axis + 1 :]]
+    identity = ir.AffineMap.get_identity(rank + 1)
+    source = [expr for i, expr in enumerate(identity.results) if i != axis + 1]
+    maps = [ir.AffineMap.get(rank + 1, 0, source), identity]
+    op = generic([scales], [tensor.empty(split, element)], maps, ["parallel"] * (rank + 1))
+    with ir.InsertionPoint(op.regions[0].blocks[0]):
+        linalg.yield_([op.regions[0].blocks[0].arguments[0]])
+    groups = (
+        [[i] for i in range(axis)] + [[axis, axis + 1]] + [[i + 1] for i in range(axis + 1, rank)]
+    )
+    whole = [*shape[:axis], blocks * block, *shape[axis + 1 :]]
+    joined = tensor.collapse_shape(ir.RankedTensorType.get(whole, element), op.results[0], groups)
+    if whole == list(shape):
+        return joined
+    wanted = ir.RankedTensorType.get(shape, element)
+    zeros, ones = [0] * rank, [1] * rank
+    return tensor.extract_slice(wanted, joined, [], [], [], zeros, shape, ones)
 
 
 def _scales(node: _Dequantize, report: Report) -> ir.Value:

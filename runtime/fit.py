@@ -123,9 +123,9 @@ def version_problem(vmfb: Vmfb, machine_hal: int, runtime_version: str) -> str |
 
     The module states the version of the ``hal`` module that it was compiled for. The runtime
     refuses newer ones by that number; older ones fail later, at the first import whose signature
-    has changed.
+    has changed. A module that only makes empty results asks for version 0, which all have.
     """
-    compiled_for = vmfb.dependencies.get("hal", machine_hal)
+    compiled_for = vmfb.dependencies.get("hal", machine_hal) or machine_hal
     if compiled_for == machine_hal:
         return None
     return (

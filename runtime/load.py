@@ -31,6 +31,7 @@ from block32.runtime.fit import (
     what_would_work,
 )
 from block32.runtime.machine import (
+    RUNTIME_ERRORS,
     Machine,
     architecture,
     cpu_features,
@@ -77,7 +78,7 @@ def load(
     instance = iree.runtime.VmInstance()
     try:
         vm_module = _vm_module(instance, vmfb)
-    except (RuntimeError, ValueError) as error:
+    except RUNTIME_ERRORS as error:
         raise VmfbError(
             contents.source, f"the runtime refuses the module: {runtime_reason(error)}"
         ) from error
@@ -86,7 +87,7 @@ def load(
         modules.append(_parameters_module(instance, parameters, contents.source))
     try:
         context = iree.runtime.VmContext(instance, [*modules, vm_module])
-    except (RuntimeError, ValueError) as error:
+    except RUNTIME_ERRORS as error:
         raise _explain(contents, error) from error
     return Module(contents, device, hal_device, context, vm_module)
 
@@ -222,7 +223,7 @@ class Call:
         """
         try:
             outputs = self._invoker(*self._values)
-        except (RuntimeError, ValueError) as error:
+        except RUNTIME_ERRORS as error:
             raise CallError(
                 self._signature.name, f"the runtime failed: {runtime_reason(error)}"
             ) from error
@@ -303,7 +304,7 @@ def _open_device(device: str, source: str) -> Any:
         raise LoadError(source, f"unknown device '{device}'; expected one of: {known}")
     try:
         return iree.runtime.get_device(device)
-    except (RuntimeError, ValueError) as error:
+    except RUNTIME_ERRORS as error:
         raise LoadError(
             source, f"device '{device}' is not available: {runtime_reason(error)}"
         ) from error
@@ -364,7 +365,7 @@ def _parameters_module(
         index = iree.runtime.ParameterIndex()
         try:
             index.load(os.fspath(path))
-        except (RuntimeError, ValueError, OSError) as error:
+        except RUNTIME_ERRORS as error:
             raise LoadError(
                 os.fspath(path), f"cannot read the parameters: {runtime_reason(error)}"
             ) from error

@@ -31,6 +31,10 @@ _CUDA_MAJOR: Final = 75
 _CUDA_MINOR: Final = 76
 
 
+#: What IREE's bindings raise for the statuses of its runtime (3.13: OUT_OF_RANGE is an IndexError).
+RUNTIME_ERRORS: Final = (RuntimeError, ValueError, IndexError, OSError)
+
+
 @dataclass(frozen=True)
 class Device:
     """One driver of the runtime and what it sees.
@@ -116,7 +120,7 @@ def devices() -> tuple[Device, ...]:
 def _probe(driver: str) -> Device:
     try:
         found = iree.runtime.get_driver(driver).query_available_devices()
-    except (RuntimeError, ValueError) as error:
+    except RUNTIME_ERRORS as error:
         return Device(driver, problem=runtime_reason(error))
     names = tuple(str(device["name"]) for device in found)
     return Device(driver, names, "" if names else "no devices", _chips(driver))

@@ -49,6 +49,9 @@ DTYPE_BITS: Final[dict[str, int]] = {
 _LENGTH: Final = struct.Struct("<Q")
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 _MOST: Final = 1 << 63
+#: Dimensions of a NumPy array. Multiplying out the millions of sizes that a header has room for
+#: would take hours.
+_MOST_DIMENSIONS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,10 @@ def _parse_tensor(name: str, fields: dict[str, Any], path: Path, data: int) -> S
         )
     if not _are_sizes(shape):
         raise JsonError(f"expected a shape of sizes from 0 on {_of(name)}")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise JsonError(
+            f"expected at most {_MOST_DIMENSIONS} dimensions but got {len(shape)} {_of(name)}"
+        )
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise JsonError(f"expected a start and an end from 0 on as data_offsets {_of(name)}")
     start, end = offsets

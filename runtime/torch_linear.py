@@ -41,7 +41,8 @@ _ADDENDS: Final = {
     "ceil": _MANTISSA,
     "even": 1 << 19,
 }
-_BYTE_FLOATS: Final = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
+#: What a state may hold instead of bytes.
+_BYTE_FLOATS: Final = {"weight": torch.float8_e4m3fn, "weight_scale": torch.float8_e8m0fnu}
 
 
 @torch.library.custom_op("block32::quantize_mxfp8", mutates_args=())
@@ -150,6 +151,9 @@ class MXLinear(nn.Module):
 
     def _fill(self, linear: nn.Linear) -> Loss:
         """Take over a layer's numbers; returns what quantising the weight lost."""
+        if not linear.weight.is_floating_point() or linear.weight.is_meta:
+            kind = "no" if linear.weight.is_meta else linear.weight.dtype
+            raise ValueError(f"expected a weight of real numbers but it has {kind} values")
         weight = linear.weight.detach().float().cpu().numpy()
         if not np.isfinite(weight).all():
             found = "a NaN" if np.isnan(weight).any() else "an infinity"
@@ -164,7 +168,15 @@ class MXLinear(nn.Module):
         return loss
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., K]`` of f32, bf16 or f16 to ``[..., N]`` of the same type."""
+        """``[..., K]`` of f32, bf16 or f16 to ``[..., N]`` of the same type.
+
+        Raises:
+            ValueError: x is of integers, or its last size is not K.
+        """
+        if not x.is_floating_point() or x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"expected floats of [..., {self.in_features}] but got {x.dtype} of {list(x.shape)}"
+            )
         if self.activation == "none":
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return functional.linear(x, self.dequantized(x.dtype), bias)
@@ -198,12 +210,14 @@ class MXLinear(nn.Module):
                     f"'{prefix}weight_scale' and '{prefix}weight_scale_inv' are both there"
                 )
             state_dict[prefix + "weight_scale"] = inverse
-        for name in ("weight", "weight_scale"):
+        for name, wanted in _BYTE_FLOATS.items():
             tensor = state_dict.get(prefix + name)
             if tensor is None or tensor.dtype == torch.uint8:
                 continue
-            if tensor.dtype not in _BYTE_FLOATS:
-                raise ValueError(f"expected bytes or float8 in '{prefix + name}', {tensor.dtype}")
+            if tensor.dtype != wanted:
+                raise ValueError(
+                    f"expected torch.uint8 or {wanted} in '{prefix + name}' but got {tensor.dtype}"
+                )
             state_dict[prefix + name] = tensor.view(torch.uint8)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -211,8 +225,8 @@ class MXLinear(nn.Module):
 def _check(k: int, n: int, block: tuple[int, int], activation: str, rule: str) -> None:
     if min(k, n) < 1:
         raise ValueError(f"expected sizes of at least 1 but got {k} and {n}")
-    if tuple(block) not in BLOCKS:
-        raise ValueError(f"expected a block of (1, 32) or (32, 32) but got {tuple(block)}")
+    if not isinstance(block, (tuple, list)) or tuple(block) not in BLOCKS:
+        raise ValueError(f"expected a block of (1, 32) or (32, 32) but got {block}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"expected an activation of {ACTIVATIONS} but got '{activation}'")
     if rule not in _ADDENDS:
@@ -294,6 +308,8 @@ def convert_linear(
     """
     if isinstance(module, nn.Linear):
         raise ValueError("expected a module around the linear layer; use MXLinear.from_linear")
+    if isinstance(keep, str):
+        raise ValueError(f"expected a list of patterns as keep but got '{keep}'")
     found = list(_linear_layers(module))
     names = [name for name, _, _ in found]
     for pattern in keep:
@@ -308,10 +324,10 @@ def convert_linear(
         if linear in made:
             continue
         n, k = linear.out_features, linear.in_features
-        layer = MXLinear(
-            k, n, linear.bias is not None, block=block, activation=activation, rule=rule
-        )
         try:
+            layer = MXLinear(
+                k, n, linear.bias is not None, block=block, activation=activation, rule=rule
+            )
             loss = layer._fill(linear)
         except ValueError as error:
             raise ValueError(f"layer '{name}': {error}") from error
@@ -319,7 +335,23 @@ def convert_linear(
         conversion.layers.append(Converted(name, (n, k), loss.relative()))
     for name, parent, linear in swapped:
         setattr(parent, name.rpartition(".")[2], made[linear])
+    for encoder in module.modules():
+        _leave_fast_path(encoder)
     return conversion
+
+
+def _leave_fast_path(encoder: nn.Module) -> None:
+    """Have PyTorch's encoders call their layers, if one is an ``MXLinear``.
+
+    Outside training they hand their weights to a kernel of their own instead, which takes floats
+    alone. The two attributes serve no other purpose than to decide on that (PyTorch 2.13).
+    """
+    if not any(isinstance(layer, MXLinear) for layer in encoder.modules()):
+        return
+    if isinstance(encoder, nn.TransformerEncoderLayer):
+        encoder.activation_relu_or_gelu = 0
+    elif isinstance(encoder, nn.TransformerEncoder):
+        encoder.use_nested_tensor = False
 
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Linear]]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -61,12 +62,18 @@ def build_module(
 
 
 def _function_names(weights: list[ImportedWeight]) -> list[str]:
-    """The layers' names; the weight's own where that is another layer's, too."""
-    names: dict[str, None] = {}
+    """The layers' names; the weight's own where that is another layer's, too.
+
+    Weights have different names, so that theirs are free once no layer takes a weight's name.
+    """
+    own = {weight.source.name for weight in weights}
+    layers = Counter(weight.source.layer for weight in weights)
+    names: list[str] = []
     for weight in weights:
-        name = weight.source.layer
-        names[weight.source.name if name in names else name] = None
-    return list(names)
+        name, layer = weight.source.name, weight.source.layer
+        is_free = layers[layer] == 1 and (layer not in own or layer == name)
+        names.append(layer if is_free else name)
+    return names
 
 
 class _Layer:

@@ -26,6 +26,9 @@ COMMANDS: Final[tuple[str, ...]] = (
     "import_",
 )
 
+#: What ends a run from outside; Windows has no terminals that hang up.
+_ENDINGS: Final = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb
   block32 run model.vmfb --function=main --input=@x.npy
@@ -58,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if current_thread() is main_thread():
         # Like Ctrl-C: temporary files go, and so does a running iree-compile.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for ending in _ENDINGS:
+            # nohup ignores the end of its terminal.
+            if signal.getsignal(ending) != signal.SIG_IGN:
+                signal.signal(ending, signal.default_int_handler)
     try:
         parser = build_parser()
         arguments, rest = parser.parse_known_args(argv)

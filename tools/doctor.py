@@ -149,6 +149,8 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     if len(flags) != len(rest):
         others = ", ".join(argument for argument in rest if argument not in flags)
         raise DiagnosticError("block32 doctor", f"expected one vmfb at most but also got {others}")
+    if arguments.parameters and not arguments.module:
+        raise DiagnosticError("block32 doctor", "expected a vmfb to check with --parameters")
     return arguments.module or "", flags
 
 

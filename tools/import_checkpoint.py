@@ -170,6 +170,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise DiagnosticError(
             "block32 import", "--activations=given is for functions of layers, without --model"
         )
+    if _needs_escapes(arguments.scope):
+        raise DiagnosticError("--scope", "expected a printable name without quotes and backslashes")
 
 
 def _check_outputs(checkpoint: Checkpoint, arguments: argparse.Namespace) -> None:
@@ -184,14 +186,19 @@ def _check_outputs(checkpoint: Checkpoint, arguments: argparse.Namespace) -> Non
 
 
 def _check_names(tensors: Iterable[StoredTensor]) -> None:
-    """IREE 3.13 writes the names of parameters into its IR without escapes."""
+    """Refuse tensors whose names parameters cannot have."""
     for tensor in tensors:
-        if '"' in tensor.name or "\\" in tensor.name:
+        if _needs_escapes(tensor.name):
             raise DiagnosticError(
                 os.fspath(tensor.entry.path),
                 f"the tensor name '{tensor.name}' has a quote or a backslash, which a parameter "
                 "of IREE cannot have",
             )
+
+
+def _needs_escapes(name: str) -> bool:
+    """Whether a name needs escapes, without which IREE 3.13 writes those of parameters."""
+    return '"' in name or "\\" in name or not name.isprintable()
 
 
 def _only(

@@ -44,7 +44,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         DiagnosticError: A file is missing, damaged, out of the folder, or a tensor is in two.
     """
-    if path.is_dir():
+    # os.path, for Path raises on a name that is too long.
+    if os.path.isdir(path):  # noqa: PTH112
         index = _index_of(path)
         tensors = _read_index(index) if index else _read_folder(path)
         return Checkpoint(path, tensors, read_declared(path))
@@ -147,7 +148,7 @@ def _shard(index: Path, folder: Path, name: str) -> Path:
         )
     path = folder / name
     _check_inside(folder, path, index)
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110
         raise DiagnosticError(os.fspath(index), f"the shard '{shown(name)}' is missing")
     return path
 

@@ -55,8 +55,8 @@ class ScaledWeight:
 
     @property
     def layer(self) -> str:
-        """The name of the layer: the weight's without ``.weight``."""
-        return self.name.removesuffix(".weight")
+        """The name of the layer: the weight's without ``.weight``, if that leaves something."""
+        return self.name.removesuffix(".weight") or self.name
 
     @property
     def n(self) -> int:

@@ -56,7 +56,11 @@ class Block:
 
 def blocks_of(page: Path) -> list[Block]:
     """The code blocks of a page in order."""
-    text = page.read_text()
+    return blocks_in(page.read_text())
+
+
+def blocks_in(text: str) -> list[Block]:
+    """The code blocks of a Markdown text in order."""
     found: list[Block] = []
     end = 0
     for match in _FENCE.finditer(text):

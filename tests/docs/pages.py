@@ -5,20 +5,20 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 from iree.compiler.tools.binaries import find_tool
 
+from tests.docs.commands import blocks_in
+
 ROOT = Path(__file__).parents[2]
 
 
 def blocks(page: str, language: str) -> list[str]:
     """The code blocks of a language in a Markdown text; commands have none."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    return [code for name, code in found if name == language]
+    return [block.code for block in blocks_in(page) if block.language == language]
 
 
 def install_programs(folder: Path) -> None:

@@ -161,6 +161,32 @@ REFUSED = {
         {"residual": 3},
         "expected residual of tensor<4x96xf32>",
     ),
+    "scales of no dimension": (
+        [FP8, W, S, ((), "i8")],
+        {"x_scales": 3},
+        "expected x_scales of tensor<4x3xf8E8M0FNU> but got tensor<f8E8M0FNU>",
+    ),
+    "scales of other leading sizes": (
+        [((2, 4, K), "f8E4M3FN"), W, S, ((4, 2, 3), "f8E8M0FNU")],
+        {"x_scales": 3},
+        "expected x_scales of tensor<2x4x3xf8E8M0FNU> but got tensor<4x2x3xf8E8M0FNU>",
+    ),
+    "a residual of other leading sizes": (
+        [((2, 4, K), "f32"), W, S, ((4, 2, N), "f32")],
+        {"residual": 3},
+        "expected residual of tensor<2x4x96xf32> but got tensor<4x2x96xf32>",
+    ),
+    "a residual of no dimension": (
+        [X, W, S, ((), "f32")],
+        {"residual": 3},
+        "expected residual of tensor<4x96xf32> but got tensor<f32>",
+    ),
+    "a number": ([X, W, S], {"scale": 2.0}, "expected scale to be a ranked tensor but got float"),
+    "an array": (
+        [X, W, S],
+        {"bias": BIAS},
+        "expected bias to be a ranked tensor but got ndarray",
+    ),
     "a scale": ([X, W, S, ((2,), "f32")], {"scale": 3}, "expected scale of tensor<1xf32>"),
 }
 
@@ -184,5 +210,7 @@ def test_constants_are_matrices_of_bytes() -> None:
         with ir.InsertionPoint(module.body):
             with pytest.raises(BadAttributeError, match="expected codes to be a matrix of bytes"):
                 weight_constant(CODES.astype(np.int32), SCALES)
+            with pytest.raises(BadAttributeError, match="a matrix of bytes but got list"):
+                weight_constant(CODES.tolist(), SCALES)
             with pytest.raises(BadAttributeError, match="expected scales to be a matrix of bytes"):
                 weight_constant(CODES, SCALES.ravel())

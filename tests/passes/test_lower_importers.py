@@ -44,6 +44,13 @@ def test_scales_of_another_shape() -> None:
     )
 
 
+@pytest.mark.parametrize("axis", [-3, 2])
+def test_an_axis_that_the_input_has_not(axis: int) -> None:
+    attributes = f"torch.onnx.axis = {axis} : si64,"
+    error = error_of(LowerOnnxPass(), dequantize("!torch.vtensor<[2,2],f32>", "", attributes))
+    assert error.endswith(f"op has axis {axis}; expected -2 to 1 for its input")
+
+
 @pytest.mark.parametrize(
     "zero_point",
     [

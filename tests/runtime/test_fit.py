@@ -99,6 +99,20 @@ def test_versions_are_compared_both_ways() -> None:
         )
 
 
+def test_a_module_that_makes_empty_results_fits() -> None:
+    """What it imports was there in the first version."""
+    vmfb = compiled(
+        b"""
+        func.func @f() -> tensor<0x3xf32> {
+          %c = arith.constant dense<0.0> : tensor<0x3xf32>
+          return %c : tensor<0x3xf32>
+        }
+        """
+    )
+    assert read_vmfb(vmfb).dependencies["hal"] == 0
+    assert version_problem(read_vmfb(vmfb), 7, "3.13.0") is None
+
+
 def test_amd_chips_are_read_as_the_kernel_spells_them(tmp_path: Path) -> None:
     for node, version in enumerate((0, 90500, 90010, 110001)):
         folder = tmp_path / str(node)

@@ -196,3 +196,6 @@ def test_external_parameters(tmp_path: Path) -> None:
         load(vmfb, parameters={"model": tmp_path / "missing.irpa"})
     with pytest.raises(LoadError, match="cannot read the parameters"):
         load(vmfb, parameters={"model": Path(__file__)})
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(LoadError, match="cannot read the parameters: file segment out of range"):
+        load(vmfb, parameters={"model": path})

@@ -100,6 +100,12 @@ def test_a_file_that_shrinks_after_its_check(tmp_path: Path) -> None:
         ({"a": {**ONE["a"], "data_offsets": [0]}}, b"abcd", "expected a start and an end"),
         ({"a": field("U8", [5], 0, 4)}, b"abcd", "expected 5 bytes for U8 [5] but got 4 of the"),
         ({"a": field("F32", [1 << 60], 0, 4)}, b"abcd", "but got 4 of the tensor 'a'"),
+        ({"a": field("U8", [1 << 62] * 64, 0, 4)}, b"abcd", "bytes for U8 [4611686018427387904"),
+        (
+            {"a": field("U8", [1 << 62] * 1_000_000, 0, 4)},
+            b"abcd",
+            "expected at most 64 dimensions but got 1000000 of the tensor 'a'",
+        ),
         ({"a": field("F4", [3], 0, 2)}, b"ab", "expected 2 bytes for F4 [3] but got 2"),
         (ONE, b"abc", "the file is cut off: its tensors end at byte"),
         (ONE, b"abcde", "1 bytes behind the tensors belong to none"),

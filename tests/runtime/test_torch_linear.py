@@ -243,6 +243,19 @@ def with_nan() -> nn.Module:
         (nn.ReLU, {}, "expected linear layers to swap but there are none"),
         (with_nan, {}, "layer 'down': expected a finite weight but it has a NaN"),
         (Model, {"block": (32, 64)}, r"expected a block of \(1, 32\) or \(32, 32\)"),
+        (Model, {"block": 32}, r"expected a block of \(1, 32\) or \(32, 32\) but got 32"),
+        (Model, {"keep": "down"}, "expected a list of patterns as keep but got 'down'"),
+        (lambda: nn.Sequential(nn.Linear(0, 3)), {}, "layer '0': expected sizes of at least 1"),
+        (
+            lambda: nn.Sequential(nn.Linear(32, 3, dtype=torch.complex64)),
+            {},
+            "layer '0': expected a weight of real numbers but it has torch.complex64 values",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(32, 3, device="meta")),
+            {},
+            "layer '0': expected a weight of real numbers but it has no values",
+        ),
         (Model, {"activation": "int8"}, "expected an activation of"),
         (Model, {"rule": "nearest"}, "expected a rule of"),
     ],
@@ -252,6 +265,31 @@ def test_what_cannot_be_converted_is_left_whole(make: Any, arguments: Any, messa
     with pytest.raises(ValueError, match=message):
         convert_linear(model, **arguments)
     assert not any(isinstance(layer, MXLinear) for layer in model.modules())
+
+
+@pytest.mark.parametrize("activation", ["none", "mxfp8"])
+def test_an_activation_that_does_not_fit(activation: str) -> None:
+    """Integers would be multiplied by a weight that is rounded to integers."""
+    layer = MXLinear(32, 3, activation=activation)
+    for x in (torch.ones(2, 64), torch.ones(()), torch.ones(2, 32, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"expected floats of \[..., 32\] but got torch"):
+            layer(x)
+
+
+def test_encoders_of_pytorch_call_their_layers() -> None:
+    """Outside training they would hand the weights' bytes to a kernel for floats."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x = random_rows(2, 5, 32)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    with torch.no_grad():
+        wanted = model(x, src_key_padding_mask=padding)
+        assert len(convert_linear(model, keep=["*linear1"]).layers) == 2
+        got = model(x, src_key_padding_mask=padding)
+    is_there = ~padding
+    error = (got - wanted)[is_there].norm() / wanted[is_there].norm()
+    assert 0 < error < 0.05
 
 
 def test_checkpoints_load_by_their_bytes() -> None:
@@ -269,8 +307,10 @@ def test_checkpoints_load_by_their_bytes() -> None:
         assert torch.equal(tensor, state[name]), name
     with pytest.raises(ValueError, match="are both there"):
         loaded.load_state_dict({**inverse, "weight_scale": state["weight_scale"]})
-    with pytest.raises(ValueError, match="expected bytes or float8 in 'weight_scale'"):
-        loaded.load_state_dict({**state, "weight_scale": state["weight_scale"].float()})
+    scale = state["weight_scale"]
+    for wrong in (scale.float(), scale.view(torch.float8_e4m3fn)):
+        with pytest.raises(ValueError, match="float8_e8m0fnu in 'weight_scale' but got"):
+            loaded.load_state_dict({**state, "weight_scale": wrong})
 
 
 def test_converting_keeps_bytes_as_they_are() -> None:

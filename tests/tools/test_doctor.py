@@ -311,3 +311,5 @@ def test_flags_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["flags"]["status"] == "bad"
     with pytest.raises(DiagnosticError, match=r"one vmfb at most but also got b\.vmfb"):
         run("a.vmfb", "b.vmfb")
+    with pytest.raises(DiagnosticError, match="expected a vmfb to check with --parameters"):
+        run("--parameters=model=m.irpa")

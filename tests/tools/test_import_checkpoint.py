@@ -129,6 +129,24 @@ def test_names_that_may_collide(tmp_path: Path, name: str) -> None:
     check(tmp_path, name.removesuffix(".weight"), layers[name])
 
 
+def test_every_layer_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """Where a weight has the name that another one's layer would have, or no other name."""
+    functions = {
+        "a.weight.weight": "a.weight.weight",
+        "a": "a",
+        "a.weight": "a.weight",
+        "b.weight": "b",
+        ".weight": ".weight",
+    }
+    layers = {n: random_layer(32, 32, (32, 32), seed) for seed, n in enumerate(functions)}
+    tensors: Tensors = {}
+    for name, layer in layers.items():
+        tensors |= {name: layer.codes.view(E4M3), f"{name}_scale": layer.scales.view(E8M0)}
+    imported(tmp_path, tensors, "--activations=given")
+    for name, function in functions.items():
+        check(tmp_path, function, layers[name])
+
+
 @pytest.mark.parametrize("name", ["größe.0", "with space"])
 def test_names_of_other_letters(tmp_path: Path, name: str) -> None:
     """In functions of layers, and as a parameter that a model names."""

@@ -60,6 +60,8 @@ def test_options_that_do_not_fit(
             ("-ox", "--output-params=y", "--model=m", "--activations=given"),
             "--activations=given is for functions of layers, without --model",
         ),
+        (("--report", '--scope=a"b'), "--scope: error: expected a printable name without quotes"),
+        (("--report", "--scope=a\nb"), "--scope: error: expected a printable name without quotes"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -119,6 +121,11 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: Capture) -> None
     )
 
 
+def test_a_name_that_is_too_long(tmp_path: Path, capsys: Capture) -> None:
+    error = refused(tmp_path / ("n" * 300), tmp_path, capsys)
+    assert "error: cannot read the parameters: file name too long" in error
+
+
 def test_a_file_of_another_kind(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
@@ -163,8 +170,9 @@ def test_old_outputs_stay_where_the_import_fails(tmp_path: Path, capsys: Capture
     assert all((tmp_path / name).read_text() == "old" for name in ("l.mlir", "l.irpa"))
 
 
-def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    """Ended by SIGTERM while it writes: the checkpoint is sparse, and large enough to be seen."""
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP], ids=lambda ending: ending.name)
+def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, ending: signal.Signals) -> None:
+    """By SIGTERM or its terminal's end. The checkpoint is sparse, and large enough to be seen."""
     n, k = 1 << 16, 1 << 14
     header = {
         "w": {"dtype": "F8_E4M3", "shape": [n, k], "data_offsets": [0, n * k]},
@@ -182,7 +190,7 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     with subprocess.Popen([*command, *outputs], stderr=subprocess.PIPE) as running:
         while running.poll() is None and not _has_begun(tmp_path):
             time.sleep(0.01)
-        running.send_signal(signal.SIGTERM)
+        running.send_signal(ending)
         _, error = running.communicate(timeout=60)
     assert running.returncode == 130
     assert error == b"block32: interrupted\n"

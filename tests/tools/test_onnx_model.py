@@ -208,6 +208,34 @@ def test_another_scale_than_a_power_of_two(tmp_path: Path) -> None:
     assert not np.allclose(y[:, 2], expected[:, 2], rtol=1e-4, atol=1e-4)
 
 
+def test_blocks_along_n(tmp_path: Path) -> None:
+    """They are no scales of K, and sizes that tiles of 32 do not divide are no trouble to IREE."""
+    rng = np.random.default_rng(4)
+    k, n = 40, 100
+    codes = random_codes(rng, (k, n), "f8E4M3FN") & np.uint8(0xBF)
+    scales = rng.integers(118, 130, (k, 4), dtype=np.uint8)
+    values = reference.decode_scales(scales).astype(np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=1, block_size=32),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, T.FLOAT, ["M", size])
+        for name, size in (("x", k), ("y", n))
+    ]
+    constants = [tensor("w", T.FLOAT8E4M3FN, codes), tensor("s", T.FLOAT, values)]
+    graph = helper.make_graph(nodes, "main", ends[:1], ends[1:], constants)
+    opset = helper.make_opsetid("", 21)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    vmfb, remarks = compile_model(tmp_path / "m.onnx")
+    assert "expected 32 elements of K to share a scale" in remarks[0].message
+    x = rng.standard_normal((M, k)).astype(np.float32)
+    y = np.array(block32.load(vmfb)["main"](x))
+    weight = reference.decode(codes) * np.repeat(reference.decode_scales(scales), 32, 1)[:, :n]
+    comparison = reference.compare(y, x.astype(np.float64) @ weight, "f32")
+    assert comparison.ok, comparison
+
+
 def test_an_argument_that_is_not_used_takes_any_array(tmp_path: Path) -> None:
     """What the importer drops of a function's types is no reason to refuse the call."""
     path = tmp_path / "m.onnx"

@@ -73,6 +73,7 @@ def test_a_shard_in_a_folder_below(tmp_path: Path) -> None:
     ("weight_map", "message"),
     [
         ({"a": "none.safetensors"}, "the shard 'none.safetensors' is missing"),
+        ({"a": f"{'n' * 300}.safetensors"}, "n...' is missing"),
         ({"a": "../x.safetensors"}, "the path '../x.safetensors' leads out of the checkpoint's"),
         ({"a": "p/../../x.safetensors"}, "leads out of the checkpoint's folder"),
         ({"a": "/etc/x.safetensors"}, "the path '/etc/x.safetensors' leads out of"),
