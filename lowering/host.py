@@ -141,7 +141,8 @@ def _guarded_dispatches(
     spec: KernelSpec, executable: str, operands: dict[str, ir.Value], m: Index
 ) -> ir.Value:
     """The dispatches, behind a branch for M = 0 where the device needs one."""
-    if spec.problem.grouping and not spec.problem.grouping.groups:
+    grouping = spec.problem.grouping
+    if grouping and (grouping.groups == 0 or spec.problem.m == 0):
         return operands["init"]
     dispatches = _Dispatches(spec, executable, m)
     if not spec.target.guards_empty or isinstance(m, int):

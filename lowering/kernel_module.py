@@ -10,6 +10,7 @@ the next tier's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
@@ -89,7 +90,7 @@ def build_executable(spec: KernelSpec, symbol: str) -> ir.Operation:
         ordinal = 0
         for launch in spec.plan().launches:
             tiers = tiers_of(spec, launch)
-            for tier_index, following in zip(tiers, [*tiers[1:], None], strict=True):
+            for tier_index, following in zip_longest(tiers, tiers[1:]):
                 _build_export(spec, symbol, launch, tier_index, following, ordinal)
                 ordinal += 1
         kernels = ir.Operation.create("builtin.module", regions=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from block32.dialects.kernel import KernelTier
+from block32.lowering.common.group_tiles import group_tiles
 from block32.lowering.common.index import Index
 from block32.lowering.common.index import ceil_div as index_ceil_div
 from block32.lowering.common.packing import Packing
@@ -168,7 +169,7 @@ class Geometry:
     def tiles_m(self, m: Index) -> Index:
         """Tiles along M; with groups as many as any division of M rows can need."""
         if self.problem.grouping:
-            return m // self.block_m + self.problem.grouping.groups
+            return group_tiles(m, self.block_m, self.problem.grouping.groups)
         return index_ceil_div(m, self.block_m)
 
     def tiles(self, m: Index) -> Index:

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Grouped matmuls: which rows and which expert's weight a workgroup has.
 
-Offsets are known on the device alone, so that the launch has a tile for every division of M rows
-into groups: with tiles of T rows, group g owns the tiles from ``offsets[g] // T + g`` on, and those
-are as many as it can need. The numbers rise with g, so a workgroup finds its group by counting the
-groups that start at or before its tile: 64 of them at once, one a lane.
+A workgroup finds its group (``lowering/common/group_tiles.py``) by counting those that start at or
+before its tile: 64 of them at once, one a lane.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import arith, math, rocdl
 
+from block32.lowering.common.group_tiles import first_tile
 from block32.lowering.common.index import (
     Condition,
     Index,
@@ -88,7 +87,7 @@ def locate_group(workgroup: Workgroup) -> GroupedWorkgroup:
     is_in_group = less(0, started)
     group = started - 1
     first_offset, end = (minimum(_load(offsets, group + step), workgroup.m) for step in (0, 1))
-    tile_of_group = workgroup.tile_m - (first_offset // geometry.block_m + group)
+    tile_of_group = workgroup.tile_m - first_tile(first_offset, group, geometry.block_m)
     first = first_offset + tile_of_group * geometry.block_m
     has_rows = both(is_in_group, less(first, end))
     expert = _load(_table(kernel, "expert_ids", grouping.groups), group)
@@ -125,12 +124,12 @@ def _groups_started(workgroup: Workgroup, offsets: ops.Buffer, grouping: Groupin
     """How many groups own a tile up to this workgroup's."""
     lane = ops.thread_id() % WAVE_LANES
     started: Index = 0
-    for first in range(0, grouping.groups, WAVE_LANES):
-        group = lane + first
+    for first_group in range(0, grouping.groups, WAVE_LANES):
+        group = lane + first_group
         offset = IndexValue(offsets.load(ops.i32_type(), group * 4))
-        first_tile = minimum(offset, workgroup.m) // workgroup.geometry.block_m + group
+        first = first_tile(minimum(offset, workgroup.m), group, workgroup.geometry.block_m)
         exists = less(group, grouping.groups)
-        has_started = both(exists, less(first_tile, workgroup.tile_m + 1))
+        has_started = both(exists, less(first, workgroup.tile_m + 1))
         lanes = math.ctpop(rocdl.ballot(ops.i64_type(), has_started))
         started = IndexValue(arith.trunci(ops.i32_type(), lanes)) + started
     return started

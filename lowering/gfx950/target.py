@@ -76,7 +76,7 @@ class Gfx950Target(Target):
         slots = (split_k.SLOTS,) if split else ()
         gemm = Launch(
             GEMM,
-            reads=_gemm_reads(problem, tiers),
+            reads=quantize_launch.multiplied_operands(problem, tiers),
             updates=(*counters, RESULT) if problem.grouping else counters,
             writes=slots if problem.grouping else (RESULT, *slots),
         )
@@ -150,15 +150,6 @@ _QUANTIZED_OPERANDS = {
     quantize_launch.CODES: "lhs",
     quantize_launch.SCALES: "lhs_scale",
 }
-
-
-def _gemm_reads(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> tuple[str, ...]:
-    """The operands; of x the values, or what the launch before made of them, or both."""
-    forms = {tier.quantize for tier in tiers}
-    if "separate" not in forms:
-        return problem.operand_names
-    names = problem.operand_names if "fused" in forms else problem.operand_names[1:]
-    return (*names, quantize_launch.CODES, quantize_launch.SCALES)
 
 
 def _geometries(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> list[Geometry]:

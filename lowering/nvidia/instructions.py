@@ -299,6 +299,13 @@ def inline_ptx(
     return [op.res] if results else []
 
 
+def computed_here(values: Sequence[ir.Value]) -> list[ir.Value]:
+    """The same f32 ``values``; what computes them stays before this place."""
+    count = len(values)
+    constraints = ",".join(["=f"] * count + [str(index) for index in range(count)])
+    return inline_ptx("", constraints, values, [f32()] * count, has_side_effects=True)
+
+
 def or_zero(value: ir.Value, condition: Condition) -> ir.Value:
     """An i32 ``value``, or 0 where ``condition`` does not hold."""
     if isinstance(condition, bool):

@@ -171,7 +171,10 @@ class StagedKernel(TileKernel):
             scales.publish(words, self._scale_buffers + other)
             return [*sums, self._next(read), self._next(write), ptx.i32_value(other)]
 
-        return for_loop(steps, [*sums, *offsets], body, ptx.i32())[:count]
+        sums = for_loop(steps, [*sums, *offsets], body, ptx.i32())[:count]
+        # Where K fits in one step there is no loop, and LLVM would scale each result only where it
+        # is stored: the results of all blocks then need more registers than there are.
+        return ptx.computed_here(sums)
 
     def _bind(
         self, kernel: KernelContext, position: TilePosition, thread: IndexValue, first_k: Index

@@ -2,6 +2,7 @@
 // RUN: FileCheck %s --check-prefix=STREAM --input-file=%t.dir/module_ptx_linked_cuda_nvptx_fb.ptx
 // RUN: FileCheck %s --check-prefix=TILED --input-file=%t.dir/module_ptx_linked_cuda_nvptx_fb.ptx
 // RUN: FileCheck %s --check-prefix=WGMMA --input-file=%t.dir/module_ptx_linked_cuda_nvptx_fb.ptx
+// RUN: FileCheck %s --check-prefix=ONE-STEP --input-file=%t.dir/module_ptx_linked_cuda_nvptx_fb.ptx
 
 // The instructions that the kernels rest on.
 
@@ -89,4 +90,32 @@ func.func @wgmma(%x: tensor<128x512xf8E4M3FN>, %xs: tensor<128x16xf8E8M0FNU>,
     ins(%x, %xs, %w, %ws : tensor<128x512xf8E4M3FN>, tensor<128x16xf8E8M0FNU>, tensor<256x512xf8E4M3FN>, tensor<8x16xf8E8M0FNU>)
     outs(%zero : tensor<128x256xf32>) -> tensor<128x256xf32>
   return %r : tensor<128x256xf32>
+}
+
+// Where K fits in one step nothing is left of the loop. Each block's results are scaled behind its
+// wait all the same, not where they are stored: four blocks' results are more than the registers.
+// ONE-STEP-LABEL: .entry gemm_tier0_3_Mx64x128_e4m3_e4m3_32x32_f32(
+// ONE-STEP-NOT: fma.rn.f32
+// ONE-STEP: wgmma.wait_group.sync.aligned 1
+// ONE-STEP: fma.rn.f32
+// ONE-STEP: wgmma.mma_async
+// ONE-STEP: wgmma.wait_group.sync.aligned 1
+// ONE-STEP: fma.rn.f32
+// ONE-STEP: wgmma.mma_async
+// ONE-STEP: wgmma.wait_group.sync.aligned 1
+// ONE-STEP: fma.rn.f32
+// ONE-STEP: wgmma.wait_group.sync.aligned 0
+// ONE-STEP: fma.rn.f32
+// ONE-STEP: st.global
+// ONE-STEP-NOT: fma.rn.f32
+// ONE-STEP: ret
+func.func @one_step(%x: tensor<?x128xf8E4M3FN>, %xs: tensor<?x4xf8E8M0FNU>,
+    %w: tensor<64x128xf8E4M3FN>, %ws: tensor<2x4xf8E8M0FNU>, %init: tensor<?x64xf32>) -> tensor<?x64xf32> {
+  %zero = arith.constant 0.0 : f32
+  %zeros = linalg.fill ins(%zero : f32) outs(%init : tensor<?x64xf32>) -> tensor<?x64xf32>
+  %r = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
+    {block32.kernel = {target = "sm_90a", tiers = [{form = "tiled", tile = [64, 64, 128], warps = 4, stages = 2, mma = [64, 64, 32]}]}}
+    ins(%x, %xs, %w, %ws : tensor<?x128xf8E4M3FN>, tensor<?x4xf8E8M0FNU>, tensor<64x128xf8E4M3FN>, tensor<2x4xf8E8M0FNU>)
+    outs(%zeros : tensor<?x64xf32>) -> tensor<?x64xf32>
+  return %r : tensor<?x64xf32>
 }

@@ -18,7 +18,10 @@ from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
+from block32.runtime import reference
 from block32.tools.iree_compile import run_iree_compile
+from tests.grouped import compare, grouped, viewed
+from tests.grouped import operands as grouped_operands
 from tests.lowering.nvidia.kernels import STREAM
 from tests.numbers import random_operands
 
@@ -41,12 +44,12 @@ def why_no_card() -> str:
 needs_card = pytest.mark.skipif(bool(why_no_card()), reason=why_no_card() or "no card")
 
 
-def load(target: str, *tiers: Any) -> tuple[Any, runtime.Config]:
+def load(target: str, *tiers: Any, problem: ScaledMatmul = PROBLEM) -> tuple[Any, runtime.Config]:
     chosen = target_named(target)
-    config = chosen.select(PROBLEM, DeviceFacts()).config
+    config = chosen.select(problem, DeviceFacts()).config
     assert config is not None
     with ir.Context(), ir.Location.unknown():
-        text = str(build_standalone_module(KernelSpec(PROBLEM, chosen, tiers or config.tiers)))
+        text = str(build_standalone_module(KernelSpec(problem, chosen, tiers or config.tiers)))
     vmfb = run_iree_compile(["-", *chosen.compile_flags()], stdin=text.encode())
     card = runtime.Config("cuda")
     module = runtime.VmModule.copy_buffer(card.vm_instance, vmfb)
@@ -82,6 +85,36 @@ def test_split_k_is_the_same_every_time_on_the_card():
     first = module["main"](*arguments).to_host()
     for _ in range(200):
         assert module["main"](*arguments).to_host().tobytes() == first.tobytes()
+
+
+@needs_card
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+def test_an_x_that_is_quantised_on_the_card(target: str):
+    """Each tier gives the bits of quantising first, whether its kernel or a launch does it."""
+    problem = replace(PROBLEM, lhs="f32", lhs_scaled=False, lhs_quantize="rceil")
+    late, _ = load(target, problem=problem)
+    before, _ = load(target)
+    for m in (1, 8, 33, 130):
+        x = np.random.default_rng(m).standard_normal((m, problem.k)).astype(np.float32)
+        codes, scales = reference.quantize(x)
+        operands = replace(random_operands(PROBLEM, m), lhs=codes, lhs_scale=scales)
+        _, w, _, w_scale = operands.arrays()
+        want = before["main"](*operands.arrays()).to_host()
+        assert late["main"](x, w, w_scale).to_host().tobytes() == want.tobytes()
+
+
+@needs_card
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+def test_groups_of_rows_on_the_card(target: str):
+    """An empty group, one without an expert, and rows of no group, which keep their bits."""
+    problem = grouped(70, 96, experts=4, groups=4)
+    module, _ = load(target, problem=problem)
+    arrays = grouped_operands(problem, [2, 9, 9, 12, 32], [2, 0, -1, 1], 35)
+    y = module["main"](*viewed(problem, arrays)).to_host()
+    for rows in (slice(0, 2), slice(32, 35)):
+        assert y[rows].tobytes() == arrays["init"][rows].tobytes()
+    comparison = compare(problem, y, arrays)
+    assert comparison.ok, comparison
 
 
 def test_no_rows_are_kept_on_the_host():

@@ -6,20 +6,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from iree.compiler import ir
 
+import block32
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.group_tiles import first_tile, group_tiles
 from block32.lowering.common.index import as_integer
+from block32.lowering.host import build_standalone_module
+from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import Grouping, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
 from block32.runtime import reference
+from tests.grouped import program
 from tests.lowering.nvidia.kernels import RESULTS, STREAM, TILED, WGMMA, run_kernels
 from tests.lowering.nvidia.test_numbers import assert_close
 from tests.numbers import random_codes
@@ -76,6 +82,14 @@ def magnitudes(problem: ScaledMatmul, arrays: Arrays) -> npt.NDArray[np.float64]
     x = arrays["lhs"]
     positive["lhs"] = x & np.uint8(0x7F) if x.dtype == np.uint8 else np.abs(x)
     return expected(problem, arrays | positive) + 1e-30
+
+
+def host_text(problem: ScaledMatmul, target: str) -> str:
+    """The function that a module of one grouped matmul exports."""
+    with ir.Context(), ir.Location.unknown():
+        spec = KernelSpec(problem, target_named(target), (STREAM,))
+        text = str(build_standalone_module(spec))
+    return text[text.index("func.func @main") :]
 
 
 def problem_of(
@@ -175,3 +189,26 @@ def test_tiers_follow_from_the_rows_of_a_group(target: str):
     split = replace(STREAM, splits=2)
     reason = target_named(target).verify(problem, split, DeviceFacts())
     assert reason == "expected splits 1 for groups of rows but got 2"
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize(
+    ("m", "groups"), [(None, 0), (5, 0), (0, 3)], ids=["no groups", "no groups of 5", "no tokens"]
+)
+def test_without_groups_or_tokens_there_is_no_launch(
+    tmp_path: Path, m: int | None, groups: int, target: str
+):
+    problem = ScaledMatmul(m, 40, 64, grouping=Grouping(4, groups))
+    host = host_text(problem, target)
+    assert "flow.dispatch" not in host and "return %arg6" in host
+    source = tmp_path / "grouped.mlir"
+    source.write_text(program(problem))
+    vmfb = block32.compile(source, target=target, on_remark=lambda _: None)
+    assert b".entry" not in vmfb  # no PTX either
+
+
+def test_tokens_that_are_counted_at_run_time_guard_the_launch():
+    problem = ScaledMatmul(None, 40, 64, grouping=Grouping(4, 3))
+    host = host_text(problem, "sm_90a")
+    assert host.index("arith.cmpi eq") < host.index("scf.if") < host.index("flow.dispatch")
+    assert "scf.yield %arg6" in host[host.index("scf.if") : host.index("flow.dispatch")]
