@@ -87,6 +87,7 @@ def write_gfx950_module(folder: Path) -> None:
 #: What a page supposes that its reader has.
 GIVEN: dict[str, Callable[[Path], None]] = {
     "apple": write_linear,
+    "cpu": write_linear,
     "gfx950_estimate": write_gfx950_module,
     "models": write_parameter_model,
     "nvidia": write_linear,
