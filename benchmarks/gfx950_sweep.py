@@ -303,8 +303,10 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="add verdicts here, skip those right in it")
     arguments = parser.parse_args()
     done = already_right(arguments.log)
-    every = tier_cases() if arguments.tiers else cases()
+    every = list(tier_cases() if arguments.tiers else cases())
     wanted = [case for case in every if arguments.only in case.name]
+    if not wanted:
+        parser.error(f"no case's name holds '{arguments.only}'; names are like '{every[0].name}'")
     todo = [case for case in wanted if case.name not in done]
     failed = 0
     for number, case in enumerate(todo, start=1):
