@@ -29,6 +29,7 @@ from block32.lowering.gfx950.packed_quantize import QuantizedRows
 from block32.lowering.gfx950.stream import StreamLoop, finish
 from block32.lowering.gfx950.tiled import (
     multiply,
+    weight_rows,
     weight_scale_rows,
 )
 from block32.lowering.gfx950.workgroup import Lane, Workgroup
@@ -110,19 +111,11 @@ class PackedLoop(StreamLoop):
     @classmethod
     def create(cls, workgroup: Workgroup, lane: Lane) -> PackedLoop:
         """Set up the addresses of a wave."""
-        geometry, problem = workgroup.geometry, workgroup.geometry.problem
+        geometry = workgroup.geometry
         packing, atom = geometry.packing, geometry.atom
         panel_k = packing.panel_k(lane.row)
         columns = [packing.row(lane.row + n * atom.m) for n in range(geometry.fragments_n)]
-        rows = OperandRows(
-            workgroup.w(),
-            problem.rhs,
-            geometry.rhs_bits,
-            problem.rhs_row_bytes,
-            tuple(column * problem.rhs_row_bytes for column in columns),
-            lane.group,
-            panel_k,
-        )
+        rows = weight_rows(workgroup, columns, lane.group, panel_k)
         columns_apart = atom.m // packing.k_pack
         scales = weight_scale_rows(workgroup, columns, columns_apart, lane.group, panel_k)
         w = ScaledRows(geometry, rows, scales)

@@ -138,23 +138,8 @@ class TiledLoop:
         columns = [
             first_column + n * geometry.atom.m + lane.row for n in range(geometry.fragments_n)
         ]
-        x_buffer = workgroup.x()
-        x = OperandRows(
-            x_buffer,
-            problem.lhs,
-            geometry.lhs_bits,
-            problem.lhs_row_bytes,
-            tuple(row * problem.lhs_row_bytes for row in rows),
-            lane.group,
-        )
-        w = OperandRows(
-            workgroup.w(),
-            problem.rhs,
-            geometry.rhs_bits,
-            problem.rhs_row_bytes,
-            tuple(column * problem.rhs_row_bytes for column in columns),
-            lane.group,
-        )
+        x = activation_rows(workgroup, rows, lane.group)
+        w = weight_rows(workgroup, columns, lane.group)
         x_scales = ScaleRows(
             workgroup.x_scales(),
             problem.k_blocks,
@@ -165,7 +150,7 @@ class TiledLoop:
         w_scales = weight_scale_rows(workgroup, columns, geometry.atom.m, lane.group)
         x_tile = None
         if not geometry.is_narrow and geometry.last_whole_step >= 0:
-            x_tile = LdsTile.create(geometry, x_buffer, thread, wave, first_row + lane.row)
+            x_tile = LdsTile.create(geometry, x.buffer, thread, wave, first_row + lane.row)
         return cls(workgroup, x_tile, x, w, x_scales, w_scales)
 
     @property
@@ -221,6 +206,31 @@ def zero_accumulator(registers: int) -> ir.Value:
     accumulator = ir.VectorType.get([registers], ir.F32Type.get())
     zero = ir.FloatAttr.get(ir.F32Type.get(), 0.0)
     return arith.constant(accumulator, ir.DenseElementsAttr.get_splat(accumulator, zero))
+
+
+def activation_rows(workgroup: Workgroup, rows: Sequence[Index], group: Index) -> OperandRows:
+    """The rows of x for a wave's fragments: ``rows`` has this lane's row of the tile for each."""
+    geometry, problem = workgroup.geometry, workgroup.geometry.problem
+    buffer, row_bytes = workgroup.x(), problem.lhs_row_bytes
+    starts = tuple(row * row_bytes for row in rows)
+    return OperandRows(buffer, problem.lhs, geometry.lhs_bits, row_bytes, starts, group)
+
+
+def weight_rows(
+    workgroup: Workgroup, columns: Sequence[Index], group: Index, panel_k: Index = 0
+) -> OperandRows:
+    """The rows of w for a wave's fragments.
+
+    Args:
+        workgroup: The tile.
+        columns: For each fragment this lane's column of the tile.
+        group: The lane's group.
+        panel_k: First K of the lane's panel in a step.
+    """
+    geometry, problem = workgroup.geometry, workgroup.geometry.problem
+    buffer, row_bytes = workgroup.w(), problem.rhs_row_bytes
+    starts = tuple(column * row_bytes for column in columns)
+    return OperandRows(buffer, problem.rhs, geometry.rhs_bits, row_bytes, starts, group, panel_k)
 
 
 def weight_scale_rows(

@@ -31,7 +31,12 @@ from block32.lowering.gfx950.geometry import Geometry
 from block32.lowering.gfx950.grouped import locate_workgroup
 from block32.lowering.gfx950.machine import WAVE_LANES
 from block32.lowering.gfx950.stream import StreamLoop, finish
-from block32.lowering.gfx950.tiled import weight_scale_rows, zero_accumulator
+from block32.lowering.gfx950.tiled import (
+    activation_rows,
+    weight_rows,
+    weight_scale_rows,
+    zero_accumulator,
+)
 from block32.lowering.gfx950.workgroup import Lane, Workgroup
 from block32.lowering.kernel_context import KernelContext
 
@@ -182,25 +187,11 @@ class W8A16Loop(StreamLoop):
     @classmethod
     def create(cls, workgroup: Workgroup, lane: Lane) -> W8A16Loop:
         """Set up the addresses of a wave."""
-        geometry, problem = workgroup.geometry, workgroup.geometry.problem
+        geometry = workgroup.geometry
         rows = [lane.row + m * geometry.atom.m for m in range(geometry.fragments_m)]
         columns = [lane.row + n * geometry.atom.m for n in range(geometry.fragments_n)]
-        x = OperandRows(
-            workgroup.x(),
-            problem.lhs,
-            geometry.lhs_bits,
-            problem.lhs_row_bytes,
-            tuple(row * problem.lhs_row_bytes for row in rows),
-            lane.group,
-        )
-        w = OperandRows(
-            workgroup.w(),
-            problem.rhs,
-            geometry.rhs_bits,
-            problem.rhs_row_bytes,
-            tuple(column * problem.rhs_row_bytes for column in columns),
-            lane.group,
-        )
+        x = activation_rows(workgroup, rows, lane.group)
+        w = weight_rows(workgroup, columns, lane.group)
         w_scales = weight_scale_rows(workgroup, columns, geometry.atom.m, group=0)
         return cls(workgroup, lane.wave, x, w, w_scales)
 
