@@ -22,11 +22,9 @@ from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.epilogue import Piece, extract_values
 from block32.lowering.gfx950.fragments import OperandRows, ScaleRows
 from block32.lowering.gfx950.geometry import Geometry, QuantizingGeometry
-from block32.lowering.gfx950.grouped import locate_workgroup
-from block32.lowering.gfx950.machine import WAVE_LANES
 from block32.lowering.gfx950.packed_operands import PackedOperand, ScaledRows
 from block32.lowering.gfx950.packed_quantize import QuantizedRows
-from block32.lowering.gfx950.stream import StreamLoop, finish
+from block32.lowering.gfx950.stream import StreamLoop, emit_streamed
 from block32.lowering.gfx950.tiled import (
     multiply,
     weight_rows,
@@ -39,19 +37,7 @@ from block32.lowering.problem import ELEMENT_BITS
 
 def emit_packed(geometry: Geometry, kernel: KernelContext) -> None:
     """Write the kernel's body."""
-    workgroup = locate_workgroup(geometry, kernel)
-
-    def compute(_: list[ir.Value]) -> list[ir.Value]:
-        thread = ops.thread_id()
-        wave = ops.wave_id(thread)
-        loop = PackedLoop.create(workgroup, Lane.create(geometry, thread % WAVE_LANES, wave))
-        accumulators = loop.run()
-        lane = ops.lane_id()
-        pieces = result_pieces(geometry, Lane.create(geometry, lane, wave), accumulators)
-        finish(workgroup, lane, wave, pieces)
-        return []
-
-    ops.if_then(workgroup.has_tile, [], compute)
+    emit_streamed(geometry, kernel, PackedLoop.create, result_pieces)
 
 
 def result_pieces(geometry: Geometry, lane: Lane, accumulators: Sequence[ir.Value]) -> list[Piece]:

@@ -9,7 +9,7 @@ registers and meets no barrier before the end, where the first wave adds the sum
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from iree.compiler import ir
@@ -19,9 +19,11 @@ from block32.lowering.common.index import Index, IndexValue, equal, less, minimu
 from block32.lowering.gfx950 import ops, split_k
 from block32.lowering.gfx950.epilogue import Piece, store_result
 from block32.lowering.gfx950.geometry import Geometry
+from block32.lowering.gfx950.grouped import locate_workgroup
 from block32.lowering.gfx950.machine import WAVE_LANES
 from block32.lowering.gfx950.tiled import zero_accumulator
-from block32.lowering.gfx950.workgroup import Workgroup
+from block32.lowering.gfx950.workgroup import Lane, Workgroup
+from block32.lowering.kernel_context import KernelContext
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,36 @@ class StreamLoop(ABC):
         return minimum(k, self.geometry.last_whole_step)
 
 
-def finish(workgroup: Workgroup, lane: Index, wave: Index, pieces: Sequence[Piece]) -> None:
+def emit_streamed(
+    geometry: Geometry,
+    kernel: KernelContext,
+    create_loop: Callable[[Workgroup, Lane], StreamLoop],
+    result_pieces: Callable[[Geometry, Lane, Sequence[ir.Value]], list[Piece]],
+) -> None:
+    """Write a kernel's body: each wave's walk along K, then the sums of all in one.
+
+    Args:
+        geometry: The kernel's sizes.
+        kernel: The launch.
+        create_loop: Sets up a wave's walk, given where its lanes are.
+        result_pieces: Where a wave's accumulators belong in the tile.
+    """
+    workgroup = locate_workgroup(geometry, kernel)
+
+    def compute(_: list[ir.Value]) -> list[ir.Value]:
+        thread = ops.thread_id()
+        wave = ops.wave_id(thread)
+        loop = create_loop(workgroup, Lane.create(geometry, thread % WAVE_LANES, wave))
+        accumulators = loop.run()
+        lane = ops.lane_id()
+        pieces = result_pieces(geometry, Lane.create(geometry, lane, wave), accumulators)
+        _finish(workgroup, lane, wave, pieces)
+        return []
+
+    ops.if_then(workgroup.has_tile, [], compute)
+
+
+def _finish(workgroup: Workgroup, lane: Index, wave: Index, pieces: Sequence[Piece]) -> None:
     """Add the waves' sums in the first wave, which then stores y or this range's part of it."""
     geometry = workgroup.geometry
 
