@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Final
+from typing import Final
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith
@@ -183,7 +183,3 @@ class KernelView(KernelContext):
     def workgroup_count(self, dimension: int = 0) -> IndexValue:
         """The number of workgroups of the whole launch."""
         return self._whole.workgroup_count(dimension)
-
-
-#: A function that writes a kernel's body.
-KernelBody = Callable[[KernelContext], Any]

@@ -71,11 +71,6 @@ class ValueType:
         """NumPy's type of the elements, None where it has none."""
         return DTYPES.get(self.element)
 
-    @property
-    def is_static(self) -> bool:
-        """Whether all dimensions are known."""
-        return self.shape is not None and None not in self.shape
-
     def __str__(self) -> str:
         if self.shape is None:
             return self.element

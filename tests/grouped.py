@@ -28,8 +28,8 @@ SHORT = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "f4E2M1FN": "e2m1"}
 Arrays = dict[str, npt.NDArray]
 
 
-def program(problem: ScaledMatmul) -> str:
-    """A function that takes the operands and calls the composite."""
+def program(problem: ScaledMatmul, calls: int = 1) -> str:
+    """A function that calls the composite, each time with the last result as its init."""
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.create()
         composites = Composites(module)
@@ -38,7 +38,11 @@ def program(problem: ScaledMatmul) -> str:
 
             @func.FuncOp.from_py_func(*types.values(), name="main")
             def main(*arguments: ir.Value) -> ir.Value:
-                return composites.matmul(problem, dict(zip(types, arguments, strict=True)))
+                operands = dict(zip(types, arguments, strict=True))
+                y = composites.matmul(problem, operands)
+                for _ in range(calls - 1):
+                    y = composites.matmul(problem, {**operands, "init": y})
+                return y
 
         return str(module)
 

@@ -27,7 +27,7 @@ from block32.tools.compiler import (
     requested_phase,
 )
 from block32.tools.iree_compile import IreeCompileError
-from block32.tools.onnx_model import read_model
+from block32.tools.onnx_model import read_argument
 from block32.tools.output import write_atomically, write_output
 
 _EXAMPLES = """examples:
@@ -86,8 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print.
     """
     path, flags = split_input(arguments.iree_flags)
-    source = read_model(path, sys.stdin.buffer.read() if path == "-" else None)
-    name = "<stdin>" if path == "-" else path
+    source, name = read_argument(path)
     console = Console(stderr=True)
     dump = _Dump(arguments.dump_ir_after_all)
     with console.status("compiling") as status:

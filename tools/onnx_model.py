@@ -9,6 +9,7 @@ before it sees them: every byte is a power of two, or NaN, and has an exact f32 
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,17 @@ def read_model(path: str, stdin: bytes | None = None) -> bytes:
         DiagnosticError: The file cannot be read, is empty, or cannot be imported.
     """
     return import_onnx(path) if Path(path).suffix == SUFFIX else read_input(path, stdin)
+
+
+def read_argument(path: str) -> tuple[bytes, str]:
+    """The module that a command line names, and its name for errors; ``-`` is standard input.
+
+    Raises:
+        DiagnosticError: As ``read_model``.
+    """
+    if path == "-":
+        return read_model(path, sys.stdin.buffer.read()), "<stdin>"
+    return read_model(path), path
 
 
 def to_bytecode(module: ir.Module) -> bytes:

@@ -15,7 +15,7 @@ from block32.passes.base import Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, parse_pipeline, run_pipeline
 from block32.passes.registry import PASSES
 from block32.tools.compiler import parse_module
-from block32.tools.onnx_model import read_model
+from block32.tools.onnx_model import read_argument
 from block32.tools.output import write_output
 
 _EXAMPLES = """examples:
@@ -58,10 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     report = Report()
     try:
-        stdin = sys.stdin.buffer.read() if arguments.input == "-" else None
-        source = read_model(arguments.input, stdin)
+        source, name = read_argument(arguments.input)
         passes = parse_pipeline(arguments.pass_pipeline, PASSES)
-        module = parse_module(source, "<stdin>" if arguments.input == "-" else arguments.input)
+        module = parse_module(source, name)
         after = _print_after if arguments.print_ir_after_all else _ignore
         run_pipeline(module, passes, report, after)
         text = module.operation.get_asm(enable_debug_info=arguments.mlir_print_debuginfo)

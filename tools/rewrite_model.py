@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 from iree.compiler import ir
@@ -15,7 +14,7 @@ from block32.passes.base import Pass, Report
 from block32.passes.pipeline import PassFailedError, run_pipeline
 from block32.tools.compiler import parse_module, path_of
 from block32.tools.iree_compile import run_iree_compile
-from block32.tools.onnx_model import read_model
+from block32.tools.onnx_model import read_argument
 
 _FLAGS: Final = ("--compile-to=input", "--emit-mlir-bytecode", "--mlir-print-debuginfo")
 
@@ -31,8 +30,7 @@ def import_model(path: str, quiet: bool) -> tuple[ir.Module, str]:
     Raises:
         DiagnosticError: It cannot be read or imported.
     """
-    source = read_model(path, sys.stdin.buffer.read() if path == "-" else None)
-    name = "<stdin>" if path == "-" else path
+    source, name = read_argument(path)
     with Console(stderr=True, quiet=quiet).status(f"{name}: importing"):
         imported = run_iree_compile(
             [path_of(source, name), *_FLAGS],

@@ -19,7 +19,7 @@ from block32.tools.compile import (
     split_input,
 )
 from block32.tools.compiler import CompileOptions
-from block32.tools.onnx_model import read_model
+from block32.tools.onnx_model import read_argument
 from block32.tools.output import write_output
 from block32.tools.transform_spec import SPEC_FLAG, SpecResult, make_spec
 
@@ -66,8 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print.
     """
     path, flags = split_input(arguments.iree_flags, "block32 spec")
-    source = read_model(path, sys.stdin.buffer.read() if path == "-" else None)
-    name = "<stdin>" if path == "-" else path
+    source, name = read_argument(path)
     with Console(stderr=True).status(f"{name}: spec"):
         result = _make(source, name, path, arguments, flags)
     if result.needed_flags and not arguments.quiet:

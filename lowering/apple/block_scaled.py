@@ -36,11 +36,6 @@ class Factors:
     second: ir.Value
 
 
-def split_exponent(byte: int) -> tuple[int, int]:
-    """Biased exponents of the two factors of a scale byte, the smaller one first; for the tests."""
-    return (byte + _BIAS) // 2, (byte + _BIAS + 1) // 2
-
-
 def factors(codes: ir.Value, larger_first: bool = False) -> Factors:
     """The factors of scale bytes, element by element.
 

@@ -18,7 +18,6 @@ from iree.compiler.dialects import arith, func, llvm, scf, vector
 
 from block32.lowering.apple.signature import ELEMENT_TYPES, KernelSignature
 
-DEVICE_SPACE = 1
 CONSTANT_SPACE = 2
 
 #: Marks a dynamic index in llvm.getelementptr's constant list (LLVM dialect, kDynamicIndex).

@@ -137,10 +137,6 @@ class StreamKernel(TileKernel):
     def _weight_groups(self) -> int:
         return self.block_n // _WEIGHT_ROWS
 
-    @property
-    def _token_groups(self) -> int:
-        return self.block_m // _TOKENS
-
     def accumulate(self, kernel: KernelContext, position: TilePosition) -> list[ir.Value]:
         """Each warp's sums over its steps, then the sums over the warps."""
         self._shared = ptx.shared_memory()

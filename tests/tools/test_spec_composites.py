@@ -9,38 +9,16 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from iree.compiler import ir
-from iree.compiler.dialects import func
 
-from block32.lowering.composites import Composites
-from block32.lowering.host import operand_types
 from block32.lowering.problem import Grouping, ScaledMatmul
 from block32.lowering.targets import TARGETS
 from block32.runtime import reference
+from tests.grouped import program
 from tests.numbers import run_function
 from tests.tools.specs import GENERIC, apply_spec, write_spec
 
 GROUPED = ScaledMatmul(None, 48, 64, grouping=Grouping(4, 3))
 W8A16 = ScaledMatmul(None, 48, 64, lhs="f32", lhs_scaled=False)
-
-
-def program(problem: ScaledMatmul, calls: int = 1) -> str:
-    """Calls of one composite on the same operands, each with the result before as its init."""
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.create()
-        composites = Composites(module)
-        types = operand_types(problem)
-        with ir.InsertionPoint(module.body):
-
-            @func.FuncOp.from_py_func(*types.values(), name="main")
-            def main(*arguments: ir.Value) -> ir.Value:
-                operands = dict(zip(types, arguments, strict=True))
-                y = composites.matmul(problem, operands)
-                for _ in range(calls - 1):
-                    y = composites.matmul(problem, {**operands, "init": y})
-                return y
-
-        return str(module)
 
 
 def test_a_grouped_matmul(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

