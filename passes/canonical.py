@@ -22,6 +22,7 @@ from block32.lowering.common.tensors import bitcast
 from block32.lowering.composites import Composites
 from block32.lowering.host import operand_types, result_type
 from block32.lowering.problem import BLOCK_K, RESULT_TYPES, VALUE_TYPES, ScaledMatmul
+from block32.passes.symbols import callee_of, symbol_of
 from block32.passes.walk import operations_named
 
 OP_NAME = "linalg.scaled_contract"
@@ -122,7 +123,7 @@ def matmuls_of(module: ir.Module) -> list[CanonicalMatmul]:
             if is_canonical(op):
                 found.append(CanonicalMatmul(op, problem_of(op)))
             continue
-        callee = composites.get(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+        callee = composites.get(callee_of(op))
         if isinstance(callee, Matmul):
             found.append(CanonicalMatmul(op, callee.problem))
     return found
@@ -138,7 +139,7 @@ def composites_of(module: ir.Module) -> dict[str, Composite]:
     for op in module.body:
         composite = of_function(op)
         if composite is not None:
-            found[ir.StringAttr(op.operation.attributes["sym_name"]).value] = composite
+            found[symbol_of(op)] = composite
     return found
 
 

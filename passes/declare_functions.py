@@ -37,6 +37,7 @@ from typing import ClassVar
 from iree.compiler import ir
 
 from block32.passes.base import Pass, Report
+from block32.passes.symbols import symbol_of
 
 _REFLECTION = "iree.reflection"
 _FENCE = "!hal.fence"
@@ -53,7 +54,7 @@ class DeclareFunctionsPass(Pass):
         """See the module's docstring."""
         del report
         functions = {
-            ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
+            symbol_of(op): op.operation
             for op in module.body
             if op.operation.name == "util.func" and "iree.abi.stub" in op.operation.attributes
         }

@@ -42,6 +42,7 @@ from block32.dialects.diagnostics import error_at
 from block32.lowering.common.functions import inline_call
 from block32.passes.base import Pass, Report
 from block32.passes.canonical import CALL_NAME
+from block32.passes.symbols import callee_of, symbol_of
 from block32.passes.walk import operations_named
 
 
@@ -61,7 +62,7 @@ class InlineCompositesPass(Pass):
         """
         del report
         composites = {
-            ir.StringAttr(function.attributes["sym_name"]).value: function
+            symbol_of(function): function
             for function in operations_named(module, "util.func")
             if composite.of_function(function) is not None
         }
@@ -81,7 +82,7 @@ def _inline(
         composites: The composites by symbol.
         around: The composites whose bodies the call is in.
     """
-    symbol = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+    symbol = callee_of(call)
     callee = composites.get(symbol)
     if callee is None:
         return

@@ -42,6 +42,7 @@ from block32.lowering.common.index import constant
 from block32.lowering.host import CHECK_PREFIX
 from block32.passes.base import Pass, Report
 from block32.passes.outline import HOST_ATTRIBUTE
+from block32.passes.symbols import callee_of, symbol_of
 from block32.passes.walk import operations_named
 
 
@@ -56,12 +57,12 @@ class InlineHostPass(Pass):
         """See the module's docstring."""
         del report
         functions = {
-            ir.StringAttr(function.attributes["sym_name"]).value: function
+            symbol_of(function): function
             for function in operations_named(module, "util.func")
             if HOST_ATTRIBUTE in function.attributes
         }
         for call in operations_named(module, "util.call"):
-            callee = functions.get(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+            callee = functions.get(callee_of(call))
             if callee is not None:
                 inline_call(call, callee)
         for function in functions.values():

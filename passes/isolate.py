@@ -58,6 +58,7 @@ from block32.passes import canonical
 from block32.passes.base import Pass, Report
 from block32.passes.raise_ import candidates, leave_alone, match, raise_op
 from block32.passes.raising.contraction import NotServedError
+from block32.passes.symbols import callee_of, symbol_of
 
 CALL_PREFIX: Final = "block32_call_"
 MATCH_PREFIX: Final = "block32_match_"
@@ -217,13 +218,6 @@ def _body(region: ir.Region) -> Hashable:
     return tuple(lines)
 
 
-def symbol_of(op: ir.Operation) -> str:
-    """The symbol that ``op`` defines; empty where it defines none."""
-    if "sym_name" not in op.attributes:
-        return ""
-    return ir.StringAttr(op.attributes["sym_name"]).value
-
-
 def _build_function(source: SourceOp, symbol: str, symbols: ir.SymbolTable) -> ir.Operation:
     """Build ``util.func private @symbol(inputs) -> y`` around the matmul, and raise it there.
 
@@ -271,7 +265,7 @@ def _callees(op: ir.Operation) -> list[str]:
     """The function that ``op`` calls, if it is a call."""
     if op.name != canonical.CALL_NAME:
         return []
-    return [ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
+    return [callee_of(op)]
 
 
 def _rename_meaning(composite: ir.Operation, module: ir.Module) -> None:

@@ -58,7 +58,8 @@ from typing import ClassVar, Final
 from iree.compiler import ir
 
 from block32.passes.base import Pass, Report
-from block32.passes.isolate import CALL_PREFIX, MATCH_PREFIX, matched_op, symbol_of
+from block32.passes.isolate import CALL_PREFIX, MATCH_PREFIX, matched_op
+from block32.passes.symbols import symbol_of
 
 REPLACE_PREFIX: Final = "block32_replace_"
 #: On an op whose users were given to a kernel: the number of the matcher that found it.

@@ -22,9 +22,10 @@ from iree.compiler import ir
 from block32.dialects.composite import is_composite
 from block32.dialects.diagnostics import DiagnosticError, describe_location, error_at
 from block32.lowering.targets import target_named
-from block32.passes.isolate import COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op, symbol_of
+from block32.passes.isolate import COUNT_ATTRIBUTE, MATCH_PREFIX, matched_op
 from block32.passes.registry import input_pipeline, spec_pipeline
 from block32.passes.spec_script import REPLACED_ATTRIBUTE
+from block32.passes.symbols import symbol_of
 from block32.passes.walk import operations_where
 from block32.tools.compiler import CompileOptions, import_source, parse_module, path_of, run_passes
 from block32.tools.iree_compile import run_iree_compile

@@ -10,6 +10,7 @@ from iree.compiler import ir
 
 from block32.dialects.composite import Quantize
 from block32.passes.canonical import composites_of
+from block32.passes.symbols import callee_of
 from block32.passes.walk import operations_named
 
 _RESHAPES = ("tensor.collapse_shape", "tensor.expand_shape", "tensor.cast")
@@ -20,7 +21,7 @@ def share_quantisations(module: ir.Module) -> None:
     composites = composites_of(module)
     first: dict[Hashable, ir.Operation] = {}
     for call in operations_named(module, "util.call"):
-        callee = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+        callee = callee_of(call)
         if not isinstance(composites.get(callee), Quantize):
             continue
         key = (callee, call.block, _identity(call.operands[0]))

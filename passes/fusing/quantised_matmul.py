@@ -16,6 +16,7 @@ from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts, Target
 from block32.passes.canonical import OP_NAME, CanonicalMatmul, operands_of
 from block32.passes.select_kernel import kernel_of
+from block32.passes.symbols import callee_of
 
 
 def fuse_quantisation(
@@ -63,7 +64,7 @@ def _lone_quantisation(matmul: CanonicalMatmul, known: dict[str, Composite]) -> 
     call = activation[0].owner.operation
     if call.name != "util.call" or list(call.results) != activation:
         return None
-    composite = known.get(_callee(call))
+    composite = known.get(callee_of(call))
     if not isinstance(composite, Quantize) or composite.element != matmul.problem.quantized().lhs:
         return None
     for result in call.results:
@@ -105,13 +106,9 @@ def _is_wanted(op: ir.Operation, problem: ScaledMatmul, target: Target, facts: D
 
 
 def _rule(quantize: ir.Operation, known: dict[str, Composite]) -> str:
-    composite = known[_callee(quantize)]
+    composite = known[callee_of(quantize)]
     assert isinstance(composite, Quantize)
     return composite.rule
-
-
-def _callee(call: ir.Operation) -> str:
-    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
 
 
 def _is_zero(index: ir.Value) -> bool:

@@ -12,6 +12,7 @@ from iree.compiler import ir
 from block32.passes.raising.contraction import ACTIVATION_TYPES, Operand
 from block32.passes.raising.dequantized_matmul import OP_NAMES, operands_of
 from block32.passes.raising.views import through_views
+from block32.passes.symbols import symbol_of
 from block32.passes.walk import operations_named
 
 _PARAMETER = re.compile(r'#flow\.parameter\.named<(?:"([^"]*)"::)?"([^"]*)">')
@@ -153,7 +154,7 @@ def parameters_of(module: ir.Module) -> dict[str, tuple[ir.Operation, ir.Type]]:
 def globals_of_parameter(module: ir.Module, scope: str, key: str) -> set[str]:
     """The symbols of the globals that hold a parameter."""
     return {
-        ir.StringAttr(op.attributes["sym_name"]).value
+        symbol_of(op)
         for op in operations_named(module, "util.global")
         if "initial_value" in op.attributes
         and _parameter(op.attributes["initial_value"]) == (scope, key)
