@@ -68,5 +68,31 @@ func.func @another_format(%x: tensor<4x64xf32>, %w: tensor<32x64xf8E4M3FN>, %ws:
   return %y : tensor<4x32xf32>
 }
 
+util.func private @to_e4m3(%x: tensor<4x64xf32>) -> (tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>)
+    attributes {block32.composite = {kind = "quantize"}, inlining_policy = #util.inline.never} {
+  %scales = arith.constant dense<1.0> : tensor<4x2xf8E8M0FNU>
+  %codes = arith.truncf %x : tensor<4x64xf32> to tensor<4x64xf8E4M3FN>
+  util.return %codes, %scales : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>
+}
+
+// Outside a loop around its reader, x is quantised once.
+// CHECK-LABEL: func.func @outside_a_loop(
+// CHECK: %[[Q:.+]]:2 = util.call @to_e4m3(
+// CHECK: scf.for
+// CHECK: linalg.scaled_contract {{.*}} ins(%[[Q]]#0, %[[Q]]#1,
+func.func @outside_a_loop(%x: tensor<4x64xf32>, %w: tensor<32x64xf8E4M3FN>, %ws: tensor<1x2xf8E8M0FNU>, %times: index) -> tensor<4x32xf32> {
+  %zero = arith.constant dense<0.0> : tensor<4x32xf32>
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %q:2 = util.call @to_e4m3(%x) : (tensor<4x64xf32>) -> (tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>)
+  %sum = scf.for %i = %c0 to %times step %c1 iter_args(%s = %zero) -> tensor<4x32xf32> {
+    %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #wb, #y]
+        ins(%q#0, %q#1, %w, %ws : tensor<4x64xf8E4M3FN>, tensor<4x2xf8E8M0FNU>, tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
+        outs(%zero : tensor<4x32xf32>) -> tensor<4x32xf32>
+    scf.yield %y : tensor<4x32xf32>
+  }
+  return %sum : tensor<4x32xf32>
+}
+
 // CHECK: remark: Mx32x64_f32_rceil_e4m3_32x32_f32 with bias: cpu {{.*}}; x is quantised (rceil) by the kernel that multiplies it
 // CHECK-NOT: x is quantised

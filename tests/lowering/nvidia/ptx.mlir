@@ -4,7 +4,8 @@
 // RUN: FileCheck %s --check-prefix=WGMMA --input-file=%t.dir/module_ptx_linked_cuda_nvptx_fb.ptx
 // RUN: FileCheck %s --check-prefix=ONE-STEP --input-file=%t.dir/module_ptx_linked_cuda_nvptx_fb.ptx
 
-// The instructions that the kernels rest on.
+// The instructions that the kernels rest on. Kernels stand in the file last first: the label at the end
+// of each keeps its checks inside of it.
 
 #x = affine_map<(m, n, k) -> (m, k)>
 #xs = affine_map<(m, n, k) -> (m, k floordiv 32)>
@@ -55,6 +56,7 @@ func.func @stream(%x: tensor<8x2048xf8E4M3FN>, %xs: tensor<8x64xf8E8M0FNU>,
 // TILED: ld.global.v4.b32
 // TILED-NOT: ld.global.nc
 // TILED: ret
+// TILED-LABEL: .entry
 func.func @tiled(%x: tensor<64x2048xf8E4M3FN>, %xs: tensor<64x64xf8E8M0FNU>,
     %w: tensor<128x2048xf8E4M3FN>, %ws: tensor<4x64xf8E8M0FNU>) -> tensor<64x128xf32> {
   %zero = arith.constant dense<0.0> : tensor<64x128xf32>
@@ -82,6 +84,7 @@ func.func @tiled(%x: tensor<64x2048xf8E4M3FN>, %xs: tensor<64x64xf8E8M0FNU>,
 // WGMMA: wgmma.wait_group.sync.aligned 0
 // WGMMA-NOT: wgmma.mma_async
 // WGMMA: ret
+// WGMMA-LABEL: .entry
 func.func @wgmma(%x: tensor<128x512xf8E4M3FN>, %xs: tensor<128x16xf8E8M0FNU>,
     %w: tensor<256x512xf8E4M3FN>, %ws: tensor<8x16xf8E8M0FNU>) -> tensor<128x256xf32> {
   %zero = arith.constant dense<0.0> : tensor<128x256xf32>
@@ -109,6 +112,7 @@ func.func @wgmma(%x: tensor<128x512xf8E4M3FN>, %xs: tensor<128x16xf8E8M0FNU>,
 // ONE-STEP: st.global
 // ONE-STEP-NOT: fma.rn.f32
 // ONE-STEP: ret
+// ONE-STEP-LABEL: .entry
 func.func @one_step(%x: tensor<?x128xf8E4M3FN>, %xs: tensor<?x4xf8E8M0FNU>,
     %w: tensor<64x128xf8E4M3FN>, %ws: tensor<2x4xf8E8M0FNU>, %init: tensor<?x64xf32>) -> tensor<?x64xf32> {
   %zero = arith.constant 0.0 : f32

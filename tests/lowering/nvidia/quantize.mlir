@@ -46,6 +46,7 @@ func.func @few(%x: tensor<4x512xbf16>, %w: tensor<64x512xf8E4M3FN>) -> tensor<4x
 // LAUNCH: mma.sync
 // LAUNCH-NOT: cvt.rn.satfinite
 // LAUNCH: ret
+// LAUNCH-LABEL: .entry
 func.func @many(%x: tensor<40x512xf32>, %w: tensor<64x512xf8E4M3FN>) -> tensor<40x64xf32> {
   %zero = arith.constant dense<0.0> : tensor<40x64xf32>
   %r = linalg.matmul indexing_maps = [#x, #w, #y]

@@ -61,6 +61,15 @@ def test_rows_of_no_group_stay() -> None:
         np.testing.assert_array_equal(got[outside], arrays["init"][outside])
 
 
+def test_ids_that_are_no_expert() -> None:
+    """Below -1 and from ``experts`` on: zeros, whatever such a number means inside."""
+    problem = CASES["out of order"][0]
+    assert problem.grouping is not None
+    ids = [-2, -7, problem.grouping.experts, -(2**31)]
+    got = check(problem, operands(problem, [0, 3, 5, 6, 10], ids, 10))
+    np.testing.assert_array_equal(got, np.zeros_like(got))
+
+
 def test_no_tokens_and_no_groups() -> None:
     problem = CASES["out of order"][0]
     assert check(problem, operands(problem, [0] * 5, [0, 1, 2, 3], 0)).shape == (0, 128)
