@@ -10,7 +10,7 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.gfx950_estimate import estimate
 from block32.tools.gfx950_executor import Instruction, mutate
-from tests.lowering.gfx950.kernels import compile_kernels
+from tests.lowering.gfx950.kernels import compile_kernels, needs_executor
 
 
 def instruction(pc: int, name: str, encoding: str = "SOPP", **fields: int) -> Instruction:
@@ -51,6 +51,7 @@ def test_code_without_a_loop_has_no_estimate():
     assert estimate([instruction(0, MFMA, "VOP3PX2")], waves=1) is None
 
 
+@needs_executor
 def test_deeper_pipelines_and_larger_tiles_rank_higher():
     problem = ScaledMatmul(m=None, n=1024, k=8192)
 

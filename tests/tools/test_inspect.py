@@ -16,7 +16,7 @@ from block32.tools.gfx950_executor import CodeObjectError, hsacos_from_vmfb, par
 from block32.tools.gfx950_inspect_launch import tier_of
 from block32.tools.gfx950_listing import facts_of, occupancy
 from block32.tools.inspect import Inspected, parse_kernel_name
-from tests.lowering.gfx950.kernels import compile_kernels
+from tests.lowering.gfx950.kernels import compile_kernels, needs_executor
 from tests.modules import compiled
 
 MODEL = """
@@ -51,6 +51,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(output)
 
 
+@needs_executor
 def test_json_has_every_kernel_and_its_loop(module: str, capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", module, "--json"]) == 0
     kernels = json.loads(capsys.readouterr().out)
@@ -66,6 +67,7 @@ def test_json_has_every_kernel_and_its_loop(module: str, capsys: pytest.CaptureF
     assert packed["estimate"]["bytes_per_clock"] > 0
 
 
+@needs_executor
 def test_a_launch_is_estimated_for_the_most_rows_of_a_tier_or_those_asked_for(
     module: str, capsys: pytest.CaptureFixture[str]
 ):
@@ -84,6 +86,7 @@ def test_a_launch_is_estimated_for_the_most_rows_of_a_tier_or_those_asked_for(
         assert launch["matrix_seconds"] > 0
 
 
+@needs_executor
 def test_a_kernel_that_this_version_would_not_choose_has_no_launch(tmp_path: Path):
     problem = ScaledMatmul(m=64, n=64, k=512)
     tier = KernelTier("tiled", tile=(64, 64, 128), warps=1, stages=2)
@@ -94,6 +97,7 @@ def test_a_kernel_that_this_version_would_not_choose_has_no_launch(tmp_path: Pat
     assert Inspected.create(hsaco, kernel).launch is None
 
 
+@needs_executor
 def test_text_lists_registers_and_mix(module: str, capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", module, "--kernel", "tier2"]) == 0
     text = capsys.readouterr().out
@@ -101,6 +105,7 @@ def test_text_lists_registers_and_mix(module: str, capsys: pytest.CaptureFixture
     assert "MFMA" in text
 
 
+@needs_executor
 def test_disassemble_prints_every_instruction(module: str, capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", module, "--kernel", "tier2", "--disassemble"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -109,6 +114,7 @@ def test_disassemble_prints_every_instruction(module: str, capsys: pytest.Captur
     assert "s_endpgm" in lines[-1]
 
 
+@needs_executor
 def test_execute_compares_with_the_reference(module: str, capsys: pytest.CaptureFixture[str]):
     arguments = ["inspect", module, "--kernel", "tier0", "--execute", "--m", "3", "--json"]
     assert main(arguments) == 0
@@ -117,6 +123,7 @@ def test_execute_compares_with_the_reference(module: str, capsys: pytest.Capture
     assert result["relative_error"] < 5e-3
 
 
+@needs_executor
 def test_execute_runs_an_activation_without_scales_but_no_unknown_epilogue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -195,6 +202,7 @@ def test_a_missing_file_and_an_unknown_kernel_are_refused(
     assert "error: no kernel's name holds 'conv'" in capsys.readouterr().err
 
 
+@needs_executor
 def test_clocks_follow_the_formats():
     """Two 4-bit operands take half the time; with one 8-bit operand it is the full time."""
     tier = KernelTier("tiled", tile=(32, 32, 256), warps=1, stages=2, mma=(32, 32, 64))

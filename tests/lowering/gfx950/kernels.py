@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from iree.compiler import ir
 from iree.compiler.tools import compile_str
 
@@ -24,6 +26,11 @@ from block32.tools.gfx950_launch import launch_matmul
 from tests.numbers import Operands
 
 TARGET = Gfx950Target()
+
+#: Marks tests that run machine code.
+needs_executor = pytest.mark.skipif(
+    find_spec("tinygrad") is None, reason="the gfx950 extra (tinygrad) is not installed"
+)
 
 
 def kernel_module_text(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> str:

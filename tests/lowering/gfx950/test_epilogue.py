@@ -21,8 +21,10 @@ from block32.lowering.problem import Epilogue, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
 from block32.tools.gfx950_launch import launch_matmul
-from tests.lowering.gfx950.kernels import compile_kernels, named_operands
+from tests.lowering.gfx950.kernels import compile_kernels, named_operands, needs_executor
 from tests.numbers import random_operands
+
+pytestmark = needs_executor
 
 TILED = KernelTier("tiled", tile=(32, 64, 256), warps=4, stages=2)
 PACKED = KernelTier("packed", tile=(8, 16, 256), k_pack=2, warps=2, stages=2)

@@ -22,8 +22,15 @@ from block32.lowering.problem import Grouping, ScaledMatmul
 from block32.lowering.target import RESULT, DeviceFacts
 from block32.runtime import reference
 from block32.tools.gfx950_launch import Outcome, launch_matmul
-from tests.lowering.gfx950.kernels import TARGET, compile_kernels, kernel_module_text
+from tests.lowering.gfx950.kernels import (
+    TARGET,
+    compile_kernels,
+    kernel_module_text,
+    needs_executor,
+)
 from tests.numbers import random_codes
+
+pytestmark = needs_executor
 
 TILED = KernelTier("tiled", tile=(32, 64, 128), warps=2, stages=2)
 PACKED = KernelTier("packed", tile=(8, 16, 128), k_pack=2, warps=2, stages=2)

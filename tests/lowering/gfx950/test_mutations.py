@@ -31,9 +31,12 @@ from tests.lowering.gfx950.kernels import (
     assert_matches_reference,
     compile_kernels,
     compile_uncached,
+    needs_executor,
     run_matmul,
 )
 from tests.numbers import random_operands
+
+pytestmark = needs_executor
 
 TILED = KernelTier("tiled", tile=(32, 64, 256), warps=4, stages=2)
 SPLIT = replace(TILED, splits=2)

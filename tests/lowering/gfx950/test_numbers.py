@@ -20,8 +20,15 @@ from block32.lowering.gfx950.machine import XCDS
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.tools.gfx950_executor import mutate, parse_code_object
-from tests.lowering.gfx950.kernels import assert_matches_reference, compile_kernels, run_matmul
+from tests.lowering.gfx950.kernels import (
+    assert_matches_reference,
+    compile_kernels,
+    needs_executor,
+    run_matmul,
+)
 from tests.numbers import Operands, random_operands
+
+pytestmark = needs_executor
 
 TILED = KernelTier("tiled", tile=(32, 64, 256), warps=4, stages=2)
 TILED_32 = replace(TILED, tile=(64, 64, 128), mma=(32, 32, 64))

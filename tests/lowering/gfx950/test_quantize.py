@@ -21,8 +21,10 @@ from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
 from block32.tools.gfx950_executor import mutate
 from block32.tools.gfx950_launch import Outcome, launch_matmul
-from tests.lowering.gfx950.kernels import TARGET, compile_kernels
+from tests.lowering.gfx950.kernels import TARGET, compile_kernels, needs_executor
 from tests.numbers import random_codes
+
+pytestmark = needs_executor
 
 DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 PACKED = KernelTier("packed", tile=(8, 16, 128), k_pack=2, warps=2, stages=2)

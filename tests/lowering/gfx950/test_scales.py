@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from block32.lowering.problem import ScaledMatmul
-from tests.lowering.gfx950.kernels import assert_matches_reference, run_matmul
+from tests.lowering.gfx950.kernels import assert_matches_reference, needs_executor, run_matmul
 from tests.lowering.gfx950.test_numbers import PACKED, TILED, TILED_32
 from tests.numbers import Operands, random_operands
+
+pytestmark = needs_executor
 
 ONE = 0x38  # 1.0 in e4m3
 NAN = 0x7F

@@ -19,9 +19,12 @@ from tests.lowering.gfx950.kernels import (
     assert_matches_reference,
     compile_kernels,
     named_operands,
+    needs_executor,
     run_matmul,
 )
 from tests.numbers import random_operands
+
+pytestmark = needs_executor
 
 PACKED = KernelTier("packed", tile=(8, 16, 256), k_pack=2, warps=2, stages=2, splits=4)
 TILED = KernelTier("tiled", tile=(32, 32, 256), warps=4, stages=2, splits=3)

@@ -20,8 +20,10 @@ from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
 from block32.tools.gfx950_executor import mutate
 from block32.tools.gfx950_launch import launch_matmul
-from tests.lowering.gfx950.kernels import compile_kernels
+from tests.lowering.gfx950.kernels import compile_kernels, needs_executor
 from tests.numbers import random_codes
+
+pytestmark = needs_executor
 
 DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 ELEMENTS: dict[str, Any] = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "f4E2M1FN": "e2m1"}
