@@ -348,6 +348,8 @@ def test_an_interrupted_compile_leaves_nothing(ending: signal.Signals, tmp_path:
         env=os.environ | {"TMPDIR": str(folder)},
         stderr=subprocess.PIPE,
         text=True,
+        # What runs in the background ignores SIGINT, and its children would too.
+        preexec_fn=lambda: signal.signal(ending, signal.SIG_DFL),
     )
     while not list(folder.glob("block32-*/*")):
         assert process.poll() is None, "the compile ended before it could be interrupted"

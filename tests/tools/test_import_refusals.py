@@ -187,7 +187,12 @@ def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, ending: signal.Signa
         stream.truncate(path.stat().st_size + n * k + n * k // 1024)
     command = [sys.executable, "-m", "block32", "import", "checkpoint", str(path)]
     outputs = ["-o", f"{tmp_path}/l.mlir", f"--output-params={tmp_path}/l.irpa", "--quiet"]
-    with subprocess.Popen([*command, *outputs], stderr=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        [*command, *outputs],
+        stderr=subprocess.PIPE,
+        # What runs under nohup ignores SIGHUP, and its children would too.
+        preexec_fn=lambda: signal.signal(ending, signal.SIG_DFL),
+    ) as running:
         while running.poll() is None and not _has_begun(tmp_path):
             time.sleep(0.01)
         running.send_signal(ending)
