@@ -5,11 +5,20 @@
     python benchmarks/cpu.py                           # the default shapes, on this machine's CPU
     python benchmarks/cpu.py 8x7168x2048 --cpu=haswell # one shape, with AVX2 kernels
     python benchmarks/cpu.py --without="stock scaled"  # without the slowest
+    python benchmarks/cpu.py --pages=small             # operands on pages of 4 KiB
     python benchmarks/cpu.py --plot=roofline.png       # and a roofline (needs the extra ``plot``)
 
 Everything is compiled first. Then the contenders take turns, each round in another order, so that
-whatever else the machine does hits all of them; medians are compared. On a machine that is busy the
-processor time, summed over threads, says more than the time on the clock. Contenders:
+whatever else the machine does hits all of them; medians and quartiles are compared. A turn starts
+when no thread of the process runs any more, since those of NumPy and PyTorch wait for more work by
+spinning for a while. It is one call that is not timed and then a few that are, in a row, as a
+program makes them. On a machine that is busy the processor time of a turn, summed over threads,
+says more than the time on the clock; it counts spinning too.
+
+All operands are on the same kind of pages: huge ones, as every large buffer is where Linux says
+``always`` in /sys/kernel/mm/transparent_hugepage/enabled, or small ones. By itself NumPy asks for
+huge pages and IREE does not. The process is started anew with the settings that make them equal.
+Contenders:
 
 - ``block32``: our kernels (W8A8, e4m3, 32x32 scales on w).
 - ``block32 W8A16``, ``block32 MXFP4``: the same with x in bf16, and with 4-bit weights.
@@ -18,7 +27,9 @@ processor time, summed over threads, says more than the time on the clock. Conte
 - ``stock f32``: IREE's own f32 matmul of the same shape.
 - ``numpy f32``: ``x @ w.T`` in f32.
 - ``torch bf16``: ``torch.nn.functional.linear`` with a weight that is bf16 already, if installed.
-- ``read``: a f32 matrix-vector product in NumPy that reads as many bytes as w has: the bandwidth.
+- ``read``: a f32 matrix-vector product in NumPy, on all cores, that reads as many bytes as w has at
+  a byte a weight: the bandwidth.
+- ``read module``: sums of as many bytes, compiled by IREE: the bandwidth with what a call costs.
 
 At the end, what was aimed at stands beside what was reached (``GOALS``, ``NARROW_GOALS``).
 """
@@ -54,10 +65,26 @@ OURS = "block32"
 W8A16 = "block32 W8A16"
 MXFP4 = "block32 MXFP4"
 #: Bytes that a weight takes; 4 for those that are not named.
-BYTES_PER_WEIGHT = {OURS: 1, W8A16: 1, MXFP4: 0.5, "stock scaled": 1, "read": 1, "torch bf16": 2}
-#: A contender slower than this many seconds a run takes part in a few rounds only.
+BYTES_PER_WEIGHT = {OURS: 1, W8A16: 1, MXFP4: 0.5, "stock scaled": 1, "torch bf16": 2}
+READ = "read"
+READ_MODULE = "read module"
+READERS = (READ, READ_MODULE)
+BYTES_PER_WEIGHT |= dict.fromkeys(READERS, 1)
+TABLE_WIDTH = 100
+#: Timed calls of a turn.
+CALLS = 5
+#: A contender slower than this many seconds a run makes one call a turn, in a few rounds only.
 SLOW_SECONDS = 0.5
 SLOW_ROUNDS = 3
+#: No thread runs if they all together took less than this share of a pause in seconds.
+PAUSE, IDLE_SHARE = 0.003, 0.1
+#: Threads that still spin after this many seconds are waited for no longer.
+MOST_PAUSES_SECONDS = 1.0
+#: What makes the C library's and NumPy's large buffers ask for a kind of pages.
+PAGE_SETTINGS = {
+    "huge": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "NUMPY_MADVISE_HUGEPAGE": "1"},
+    "small": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "NUMPY_MADVISE_HUGEPAGE": "0"},
+}
 
 #: What stock IREE compiles: an input program, with the matmul's sizes left open.
 STOCK_SCALED = """
@@ -97,6 +124,16 @@ func.func @main(%x: tensor<{m}x{k}xf32>, %w: tensor<{k}x{n}xf32>) -> tensor<{m}x
   return %y : tensor<{m}x{n}xf32>
 }}
 """
+STOCK_READ = """
+func.func @main(%w: tensor<{n}x{words}xi32>) -> tensor<{n}xi32> {{
+  %zero = arith.constant 0 : i32
+  %empty = tensor.empty() : tensor<{n}xi32>
+  %init = linalg.fill ins(%zero : i32) outs(%empty : tensor<{n}xi32>) -> tensor<{n}xi32>
+  %y = linalg.reduce {{arith.addi}} ins(%w : tensor<{n}x{words}xi32>) outs(%init : tensor<{n}xi32>)
+                     dimensions = [1]
+  return %y : tensor<{n}xi32>
+}}
+"""
 
 Shape = tuple[int, int, int]
 
@@ -120,7 +157,8 @@ class Goal:
 
 #: On processors with 512-bit vectors.
 GOALS = (
-    Goal((1, 4096, 4096), "read", 0.82),
+    Goal((1, 4096, 4096), READ, 0.82),
+    Goal((1, 4096, 4096), READ_MODULE, 0.82),
     Goal((1, 4096, 4096), "torch bf16", 3.0),
     Goal((1, 4096, 4096), OURS, 1.6, MXFP4),
     Goal((8, 7168, 2048), "torch bf16", 2.0),
@@ -145,8 +183,8 @@ class Contender:
     Attributes:
         name: For the table.
         run: Computes it once.
-        seconds: What each run took.
-        cpu_seconds: The processor time of each run, over all threads.
+        seconds: What each timed run took.
+        cpu_seconds: The processor time of a run, over all threads: the average of each turn.
     """
 
     name: str
@@ -158,6 +196,29 @@ class Contender:
     def median(self) -> float:
         """The median of its runs in seconds."""
         return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The seconds that a quarter and three quarters of its runs stay below."""
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has shown that it takes long."""
+        return bool(self.seconds) and self.median > SLOW_SECONDS
+
+    def take_turn(self) -> None:
+        """Run once for the caches and the threads, then a few times by the clock."""
+        calls = 1 if self.is_slow else CALLS
+        if not self.is_slow:
+            self.run()
+        cpu_start = thread_seconds()
+        for _ in range(calls):
+            start = time.perf_counter()
+            self.run()
+            self.seconds.append(time.perf_counter() - start)
+        self.cpu_seconds.append((thread_seconds() - cpu_start) / calls)
 
 
 def our_module(problem: ScaledMatmul, flags: tuple[str, ...]) -> bytes:
@@ -197,10 +258,19 @@ def contenders(shape: Shape, flags: tuple[str, ...], without: list[str]) -> list
         found.append(iree_contender("stock f32", stock, [x, np.ascontiguousarray(w.T)]))
     found.append(Contender("numpy f32", lambda: x @ w.T))
     found += torch_contender(x, w)
-    matrix = rng.standard_normal((n, max(k // 4, 1)), np.float32)
-    vector = np.ones(matrix.shape[1], np.float32)
-    found.append(Contender("read", lambda: matrix @ vector))
+    found += readers(n, max(k // 4, 1), flags)
     return [contender for contender in found if contender.name not in without]
+
+
+def readers(n: int, words: int, flags: tuple[str, ...]) -> list[Contender]:
+    """Those who read ``n`` rows of 32-bit words and do little else."""
+    matrix = np.random.default_rng(0).standard_normal((n, words), np.float32)
+    vector = np.ones(words, np.float32)
+    module = run_iree_compile(["-", *flags], stdin=STOCK_READ.format(n=n, words=words).encode())
+    return [
+        Contender(READ, lambda: matrix @ vector),
+        iree_contender(READ_MODULE, module, [matrix.view(np.int32)]),
+    ]
 
 
 def our_contenders(
@@ -244,23 +314,40 @@ def torch_contender(x: np.ndarray, w: np.ndarray) -> list[Contender]:
     return [Contender("torch bf16", lambda: torch.nn.functional.linear(x16, w16))]
 
 
-def measure(group: list[Contender], rounds: int) -> None:
-    """Let the contenders take turns, in another random order each round.
+def thread_seconds() -> float:
+    """The processor time of all threads together.
 
-    Threads of NumPy and PyTorch wait for more work by spinning: nobody may always come after them.
+    Linux adds that of a thread which runs elsewhere to the process's own only once in a few
+    milliseconds, so that each thread's clock is read (``clockid_t`` of a thread: the complement of
+    its number, 3 bits further left, and 6).
     """
+    threads = Path("/proc/self/task")
+    if not threads.exists():
+        return time.process_time()
+    return sum(time.clock_gettime(~int(task.name) << 3 | 6) for task in threads.iterdir())
+
+
+def settle() -> None:
+    """Wait until no thread runs any more, but not for ever."""
+    deadline = time.perf_counter() + MOST_PAUSES_SECONDS
+    while time.perf_counter() < deadline:
+        before = thread_seconds()
+        time.sleep(PAUSE)
+        if thread_seconds() - before < IDLE_SHARE * PAUSE:
+            return
+
+
+def measure(group: list[Contender], rounds: int) -> None:
+    """Let the contenders take turns, in another random order each round."""
     order = random.Random(0)
     for contender in group:
         contender.run()  # the first run pays for allocations
     for _ in range(rounds):
         for contender in order.sample(group, len(group)):
-            is_slow = bool(contender.seconds) and contender.median > SLOW_SECONDS
-            if is_slow and len(contender.seconds) >= SLOW_ROUNDS:
+            if contender.is_slow and len(contender.cpu_seconds) >= SLOW_ROUNDS:
                 continue
-            start, cpu_start = time.perf_counter(), time.process_time()
-            contender.run()
-            contender.seconds.append(time.perf_counter() - start)
-            contender.cpu_seconds.append(time.process_time() - cpu_start)
+            settle()
+            contender.take_turn()
 
 
 def table(shape: Shape, group: list[Contender]) -> Table:
@@ -268,16 +355,17 @@ def table(shape: Shape, group: list[Contender]) -> Table:
     m, n, k = shape
     ours, our_cpu = group[0].median, statistics.median(group[0].cpu_seconds)
     result = Table(title=f"M={m} N={n} K={k}", title_justify="left")
-    for column in ("", "median ms", "best ms", "ratio", "cpu ms", "cpu ratio", "GFLOP/s", "w GB/s"):
-        result.add_column(column, justify="left" if not column else "right")
+    columns = ("", "median ms", "quartiles", "ratio", "cpu ms", "cpu ratio", "GFLOP/s", "w GB/s")
+    for column in columns:
+        result.add_column(column, justify="right" if column else "left", no_wrap=True)
     for contender in group:
         median, cpu = contender.median, statistics.median(contender.cpu_seconds)
         moved = n * k * BYTES_PER_WEIGHT.get(contender.name, 4)
-        flops = "" if contender.name == "read" else f"{2 * m * n * k / median / 1e9:.1f}"
+        flops = "" if contender.name in READERS else f"{2 * m * n * k / median / 1e9:.1f}"
         result.add_row(
             contender.name,
             f"{median * 1e3:.3f}",
-            f"{min(contender.seconds) * 1e3:.3f}",
+            "-".join(f"{quartile * 1e3:.3f}" for quartile in contender.quartiles),
             f"{median / ours:.2f}",
             f"{cpu * 1e3:.3f}",
             f"{cpu / our_cpu:.2f}",
@@ -319,7 +407,7 @@ def draw_roofline(results: dict[Shape, list[Contender]], path: Path) -> None:
     for (m, n, k), group in results.items():
         for contender in group:
             rate = 2 * m * n * k / contender.median / 1e9
-            if contender.name == "read":
+            if contender.name in READERS:
                 bandwidth = max(bandwidth, n * k / contender.median / 1e9)
                 continue
             if contender.name == "numpy f32":
@@ -348,6 +436,13 @@ def parse_shape(text: str) -> Shape:
     return m, n, k
 
 
+def start_with_pages(kind: str) -> None:
+    """Start this program anew, unless it runs with the settings for a kind of pages already."""
+    settings = PAGE_SETTINGS[kind]
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -356,10 +451,14 @@ def main() -> int:
     parser.add_argument("--cpu", default="host", help="the CPU to compile for, as LLVM names it")
     names = "a contender to leave out"
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help=names)
+    pages = "the pages that all operands are on (default: huge)"
+    parser.add_argument("--pages", choices=sorted(PAGE_SETTINGS), default="huge", help=pages)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a roofline")
     options = parser.parse_args()
+    start_with_pages(options.pages)
     flags = (*CpuTarget().compile_flags()[:-1], f"--iree-llvmcpu-target-cpu={options.cpu}")
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
     results: dict[Shape, list[Contender]] = {}
     for shape in options.shapes or DEFAULT_SHAPES:
         group = contenders(shape, flags, options.without)
