@@ -53,12 +53,12 @@ def missing() -> str:
     return "" if _runner().exists() else "IREE's runtime for aarch64"
 
 
-def run_emulated(vmfb: bytes, result: Array, *arguments: Array) -> Array:
+def run_emulated(vmfb: bytes, like: Array, *arguments: Array) -> Array:
     """Call ``main`` of a module for aarch64 on a processor with all that QEMU knows.
 
     Args:
         vmfb: The module.
-        result: An array of the result's shape and type.
+        like: An array of the result's shape and type.
         arguments: The operands.
     """
     with TemporaryDirectory() as name:
@@ -71,7 +71,7 @@ def run_emulated(vmfb: bytes, result: Array, *arguments: Array) -> Array:
             flags.append(f"--input={shape}=@{folder}/{i}.bin")
         flags.append(f"--output=@{folder}/result.bin")
         command = ["qemu-aarch64", "-cpu", "max", "-L", str(_LIBRARIES), str(_runner()), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, (done.returncode, done.stdout + done.stderr)
-        values = np.frombuffer((folder / "result.bin").read_bytes(), result.dtype)
-    return values.reshape(result.shape)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
+        values = np.frombuffer((folder / "result.bin").read_bytes(), like.dtype)
+    return values.reshape(like.shape)
