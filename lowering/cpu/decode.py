@@ -15,6 +15,7 @@ from iree.compiler.dialects import arith, vector
 
 from block32.lowering.common.index import Index
 from block32.lowering.cpu import ops
+from block32.lowering.cpu.byte_tables import BYTES, ByteTables
 from block32.lowering.cpu.formats import SMALL_FLOATS, SmallFloat
 from block32.lowering.cpu.isa import InstructionSet
 
@@ -32,6 +33,8 @@ FOUR_BIT = tuple(
     for nibble in (0, 1)
     for word in range(8)
 )
+#: The order of 32 packed 4-bit codes whose low halves are decoded first, then the high ones.
+NIBBLES = tuple(2 * i + high for high in (0, 1) for i in range(16))
 #: Before that interleaving: 4 columns of 4 K a lane are put in the order of K pairs, so that each
 #: operand is one pair of all 16 columns.
 _PAIRS_OF_4_COLUMNS = tuple(
@@ -58,6 +61,7 @@ class Decoder:
         has_tables = isa.widen == "table"
         self._tables = _byte_tables(self.small) if has_tables else None
         self._words = _word_table(self.small) if has_tables and self.small.bits == 4 else None
+        self._bytes = ByteTables(self.small) if isa.widen == "byte_table" else None
 
     @property
     def k_per_byte(self) -> int:
@@ -103,7 +107,7 @@ class Decoder:
             k: The first code, a multiple of the chunk.
             count: Codes that exist.
         """
-        if self._words is None:
+        if not self._stays_packed:
             return self.load_codes(buffer, row, k, count, self.isa.chunk)
         data = self._load_bytes(buffer, row, k, count, self.isa.chunk)
         if count % 2 == 0:
@@ -112,22 +116,31 @@ class Decoder:
         return arith.andi(data, ops.int_table(keep, ops.i8()))
 
     @property
+    def _stays_packed(self) -> bool:
+        """Whether packed codes of a chunk stay packed until they are looked up."""
+        return self.small.bits == 4 and self.isa.widen in ("table", "byte_table")
+
+    @property
     def chunk_bytes(self) -> int:
-        """Bytes that ``load_chunk`` gives: packed codes stay packed where words are looked up."""
-        return self.isa.chunk // (1 if self._words is None else 2)
+        """Bytes that ``load_chunk`` gives."""
+        return self.isa.chunk // (2 if self._stays_packed else 1)
 
     def decode_chunk(self, data: ir.Value, raw: bool = False) -> list[ir.Value]:
-        """Decode a chunk in the order that costs least, ``operand_order`` with tables.
+        """Decode a chunk in the order that costs least: ``operand_order``.
 
         With tables, 32 neighbours in that order become a register of bf16 pairs, or two registers
-        of f32: the firsts and the seconds of the pairs. Otherwise the order is that of K.
+        of f32: the firsts and the seconds of the pairs.
 
         Args:
             data: What ``load_chunk`` gave.
             raw: Leave out the factor ``unit``, for callers that multiply by another one anyway.
         """
-        if self._words is None:
+        if not self._stays_packed:
             return self.operands(data, raw)
+        if self._bytes is not None:
+            low = arith.andi(data, ops.splat(15, data.type))
+            high = arith.shrui(data, ops.splat(4, data.type))
+            return [operand for codes in (low, high) for operand in self.operands(codes)]
         pairs = self._look_up_words(ops.bitcast(data, ops.i16()))
         if self.isa.dot == "bf16":
             return pairs
@@ -153,17 +166,26 @@ class Decoder:
         return 2.0 ** (15 - self.small.bias) if self.isa.widen == "f16" else 1.0
 
     def operands(
-        self, codes: ir.Value, raw: bool = False, order: Sequence[int] = IN_LANE
+        self, codes: ir.Value, raw: bool = False, order: Sequence[int] | None = None
     ) -> list[ir.Value]:
         """Decode a chunk of codes, in ``order`` with tables; see ``decode_chunk``.
 
         Args:
-            codes: 64 codes with tables; a multiple of ``lanes`` without.
+            codes: 64 codes with tables; a multiple of 16 with tables of bytes, and of ``lanes``
+                without.
             raw: Leave out the factor ``unit``, for callers that multiply by another one anyway.
-            order: Where the elements of the result are in ``codes``.
+            order: Where the elements of the result are in ``codes``: by default as it costs least.
         """
+        if self._bytes is not None:
+            codes = codes if order is None else ops.permute(codes, order)
+            return [
+                operand
+                for piece in ops.parts(codes, BYTES)
+                for pairs in self._bytes.pairs(piece)
+                for operand in self._in_lanes(pairs)
+            ]
         if self.isa.widen == "table":
-            pairs = self._bf16_pairs(codes, order)
+            pairs = self._bf16_pairs(codes, order or IN_LANE)
             if self.isa.dot == "bf16":
                 return pairs
             return [half for operand in pairs for half in split_pairs(operand)]
@@ -180,9 +202,13 @@ class Decoder:
         if self.isa.widen != "table":
             return self.operands(codes)
         pairs = self._bf16_pairs(codes, NATURAL)
+        return [operand for register in pairs for operand in self._in_lanes(register)]
+
+    def _in_lanes(self, pairs: ir.Value) -> list[ir.Value]:
+        """A register of bf16 as operands in the same order."""
         if self.isa.dot == "bf16":
-            return pairs
-        return [wide for operand in pairs for wide in ops.parts(_extend(operand), self.isa.lanes)]
+            return [pairs]
+        return ops.parts(_extend(pairs), self.isa.lanes)
 
     def columns(self, turned: ir.Value) -> list[ir.Value]:
         """Decode 16 columns of 4 K (with tables) or of 1 K; raw operands, in the order of K."""
@@ -281,19 +307,24 @@ def split_pairs(operand: ir.Value) -> list[ir.Value]:
     return [ops.bitcast(half, ops.f32()) for half in (firsts, seconds)]
 
 
-def operand_order(format_name: str) -> Sequence[int]:
-    """With tables: the order in which weights of a format are decoded."""
-    return FOUR_BIT if SMALL_FLOATS[format_name].bits == 4 else IN_LANE
+def operand_order(isa: InstructionSet, format_name: str) -> Sequence[int]:
+    """The order in which the codes of a chunk of weights are decoded."""
+    is_packed = SMALL_FLOATS[format_name].bits == 4
+    if isa.widen == "table":
+        return FOUR_BIT if is_packed else IN_LANE
+    if isa.widen == "byte_table" and is_packed:
+        return NIBBLES
+    return NATURAL[: isa.chunk]
 
 
 def in_operand_order(
     isa: InstructionSet, elements: ir.Value, order: Sequence[int]
 ) -> list[ir.Value]:
-    """A chunk of bf16 or f32 elements as operands, in ``order`` where there are tables."""
+    """A chunk of bf16 or f32 elements as operands, in the order of the weights."""
+    elements = ops.permute(elements, order)
+    if isa.dot == "bf16":
+        return ops.parts(elements, isa.lanes * isa.pair)
     if isa.widen == "table":
-        elements = ops.permute(elements, order)
-        if isa.dot == "bf16":
-            return ops.parts(elements, 32)
         split = [32 * pair + 2 * i + half for pair in (0, 1) for half in (0, 1) for i in range(16)]
         elements = ops.permute(elements, split)
     return ops.parts(elements, isa.lanes)

@@ -26,12 +26,15 @@ class InstructionSet:
         lanes: f32 elements of a vector register.
         registers: Vector registers.
         dot: ``bf16`` where an instruction adds products of bf16 pairs to f32 lanes, else ``f32``.
+        dot_intrinsic: LLVM's name of that instruction.
         fused: f32 multiply and add is one instruction.
         widen: How an 8-bit float becomes an operand: ``table`` (two-register byte permutes),
-            ``f16`` (shift to f16 and convert) or ``integer`` (integer operations alone).
+            ``byte_table`` (look-ups in 16 bytes, see ``byte_tables.py``), ``f16`` (shift to f16 and
+            convert) or ``integer`` (integer operations alone).
         rescale: How a sum is multiplied by 2^e for any e: ``scalef``, or ``two_factors`` of 2^e/2.
         masked_bytes: Loads of bytes take a mask.
         tiles: An instruction multiplies tiles of bf16 pairs (see ``amx.py``).
+        mmla: An instruction adds products of 2x4 and 4x2 bf16 to 2x2 f32 (``bfmmla``).
     """
 
     name: str
@@ -45,11 +48,28 @@ class InstructionSet:
     rescale: str
     masked_bytes: bool
     tiles: bool = False
+    mmla: bool = False
+    dot_intrinsic: str = ""
 
     @property
     def pair(self) -> int:
         """Neighbours along K that share one lane of an operand."""
         return 2 if self.dot == "bf16" else 1
+
+    @property
+    def word(self) -> int:
+        """Neighbours along K that the tiled kernel multiplies in a step; they lie together."""
+        return 4 if self.mmla else self.pair
+
+    @property
+    def word_type(self) -> str:
+        """The MLIR type of a word: an f32, or the bits of as many bf16."""
+        return {1: "f32", 2: "i32", 4: "i64"}[self.word]
+
+    @property
+    def words(self) -> int:
+        """Words of a register."""
+        return self.lanes * self.pair // self.word
 
     @property
     def chunk(self) -> int:
@@ -80,6 +100,15 @@ _GENERIC = InstructionSet(
     masked_bytes=False,
 )
 _NEON = replace(_GENERIC, name="neon", architectures=ARM, registers=32, fused=True, widen="f16")
+_NEON_BF16 = replace(
+    _NEON,
+    name="neon_bf16",
+    features=frozenset({"bf16"}),
+    widen="byte_table",
+    dot="bf16",
+    dot_intrinsic="llvm.aarch64.neon.bfdot.v4f32.v8bf16",
+    mmla=True,
+)
 _AVX2 = replace(
     _GENERIC,
     name="avx2",
@@ -102,7 +131,11 @@ _AVX512_VBMI = replace(
     _AVX512, name="avx512_vbmi", features=_AVX512.features | {"avx512vbmi"}, widen="table"
 )
 _AVX512_BF16 = replace(
-    _AVX512_VBMI, name="avx512_bf16", features=_AVX512_VBMI.features | {"avx512bf16"}, dot="bf16"
+    _AVX512_VBMI,
+    name="avx512_bf16",
+    features=_AVX512_VBMI.features | {"avx512bf16"},
+    dot="bf16",
+    dot_intrinsic="llvm.x86.avx512bf16.dpbf16ps.512",
 )
 _AMX_BF16 = replace(
     _AVX512_BF16,
@@ -118,6 +151,7 @@ INSTRUCTION_SETS = (
     _AVX512_VBMI,
     _AVX512,
     _AVX2,
+    _NEON_BF16,
     _NEON,
     _GENERIC,
 )

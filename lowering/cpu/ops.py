@@ -147,17 +147,29 @@ def intrinsic(name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.V
 def load(
     buffer: ir.Value, indices: Sequence[Index], count: int, alignment: int | None = None
 ) -> ir.Value:
-    """Load ``count`` neighbouring elements as a vector."""
-    element = ir.MemRefType(buffer.type).element_type
+    """Load ``count`` neighbouring elements as a vector.
+
+    ``alignment`` is that of the buffer: a shorter vector in it is aligned to its own size.
+    """
+    type_ = vector_type(count, ir.MemRefType(buffer.type).element_type)
     positions = [as_value(index) for index in indices]
-    return vector.load(vector_type(count, element), buffer, positions, alignment=alignment)
+    return vector.load(type_, buffer, positions, alignment=_alignment(type_, alignment))
 
 
 def store(
     value: ir.Value, buffer: ir.Value, indices: Sequence[Index], alignment: int | None = None
 ) -> None:
-    """Store a vector to neighbouring elements."""
-    vector.store(value, buffer, [as_value(index) for index in indices], alignment=alignment)
+    """Store a vector to neighbouring elements; see ``load``."""
+    positions = [as_value(index) for index in indices]
+    vector.store(value, buffer, positions, alignment=_alignment(value.type, alignment))
+
+
+def _alignment(vector_: ir.Type, of_buffer: int | None) -> int | None:
+    """The alignment in bytes of a vector in a buffer."""
+    if of_buffer is None:
+        return None
+    type_ = ir.VectorType(vector_)
+    return min(of_buffer, type_.shape[0] * type_.element_type.width // 8)
 
 
 def load_scalar(buffer: ir.Value, indices: Sequence[Index]) -> ir.Value:

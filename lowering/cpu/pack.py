@@ -5,8 +5,8 @@
 Three layouts share one buffer, one for each kernel:
 
 - *rows* (stream): ``[row][K]`` operands, and ``[row][chunk][lane]`` exponents;
-- *slabs* (tiled): ``[slab][K / pair][row in slab]`` elements, so that one row's element is a
-  broadcast load, and ``[slab][block][row in slab]`` exponents;
+- *slabs* (tiled): ``[slab][K / word][row in slab]`` words, so that one row's word is a broadcast
+  load, and ``[slab][block][row in slab]`` exponents;
 - *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, and
   exponents as for slabs. Inside of a chunk K is in the order of the stream kernel.
 
@@ -58,10 +58,9 @@ def row_exponents(kernel: KernelContext, isa: InstructionSet, rows: int) -> ir.V
 
 
 def slab_values(kernel: KernelContext, isa: InstructionSet, rows: int, slabs: Index) -> ir.Value:
-    """The packed values as slabs of ``rows`` rows; pairs of bf16 as i32."""
-    element = "i32" if isa.dot == "bf16" else "f32"
-    steps = operands.padded_k(kernel.problem, isa) // isa.pair
-    return kernel.memref(VALUES, f"memref<?x{steps}x{rows}x{element}>", (slabs,))
+    """The packed values as slabs of ``rows`` rows of words."""
+    steps = operands.padded_k(kernel.problem, isa) // isa.word
+    return kernel.memref(VALUES, f"memref<?x{steps}x{rows}x{isa.word_type}>", (slabs,))
 
 
 class TileLayout:
@@ -131,7 +130,7 @@ class ActivationReader:
         """Bind x at the insertion point."""
         self._isa = isa
         self._lhs = operands.lhs_elements(kernel)
-        self._order = decode.operand_order(kernel.problem.rhs)
+        self._order = decode.operand_order(isa, kernel.problem.rhs)
         is_small = kernel.problem.lhs in SMALL_FLOATS
         self._decoder = Decoder(isa, kernel.problem.lhs) if is_small else None
 
@@ -313,9 +312,8 @@ class _SlabPacker(_RowsPacker):
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
         super().__init__(problem, tier, kernel)
         self.values = slab_values(kernel, self.isa, self.rows, kernel.workgroup_count())
-        element = "i32" if self.isa.dot == "bf16" else "f32"
-        self.steps = self.isa.chunk // self.isa.pair
-        self.natural = ops.stack_buffer(f"memref<{self.rows}x{self.steps}x{element}>")
+        self.steps = self.isa.chunk // self.isa.word
+        self.natural = ops.stack_buffer(f"memref<{self.rows}x{self.steps}x{self.isa.word_type}>")
 
     def emit(self) -> None:
         """The walk along K, then the exponents."""
@@ -343,9 +341,8 @@ class _SlabPacker(_RowsPacker):
                 scale = ops.load_scalar(self.scales, [row, block])
                 factor = self.factors.of(scale, is_folded)
                 value = self.factors.apply(value, ops.broadcast(factor, self.isa.lanes))
-            if self.isa.dot == "bf16":
-                value = ops.bitcast(value, ops.i32())
-            ops.store(value, self.natural, [r, i * self.isa.lanes])
+            value = ops.bitcast(value, ir.Type.parse(self.isa.word_type))
+            ops.store(value, self.natural, [r, i * self.isa.words])
 
     def _scatter(self, chunk: Index, step: Index) -> None:
         """One step of K of all rows, next to each other."""

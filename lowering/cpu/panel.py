@@ -12,7 +12,7 @@ from block32.lowering.cpu import operands, ops
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import Factors
 from block32.lowering.cpu.isa import InstructionSet
-from block32.lowering.cpu.registers import transpose
+from block32.lowering.cpu.registers import as_operand, transpose
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K
@@ -26,7 +26,8 @@ _TURNED = 16
 class Panel:
     """The panel of one workgroup, and the exponents of its blocks.
 
-    The operand of K step ``s`` for columns ``c`` to ``c + lanes`` is ``[s][c : c + lanes]``.
+    It holds words, one of K step ``s`` for column ``c`` at ``[s][c]``. An operand is a register of
+    them: ``[s][c : c + words]``.
     """
 
     def __init__(
@@ -47,9 +48,8 @@ class Panel:
         self._exponents = Exponents(isa)
         self._weights = operands.rhs_codes(kernel)
         self._scales = operands.rhs_scales(kernel)
-        element = "i32" if isa.dot == "bf16" else "f32"
         self._buffer = kernel.memref(
-            "panel", f"memref<?x{part_k // isa.pair}x{COLUMNS}x{element}>", (workgroups,)
+            "panel", f"memref<?x{part_k // isa.word}x{COLUMNS}x{isa.word_type}>", (workgroups,)
         )
         blocks = -(-part_k // BLOCK_K)
         self._factors = Factors(isa, self._decoder.unit)
@@ -62,8 +62,8 @@ class Panel:
 
     def operand(self, step: Index, column: Index) -> ir.Value:
         """The operand of one K step for the columns from ``column`` of the panel."""
-        value = ops.load(self._buffer, [self._workgroup, step, column], self._isa.lanes, 64)
-        return ops.bitcast(value, ir.BF16Type.get()) if self._isa.dot == "bf16" else value
+        position = [self._workgroup, step, column]
+        return as_operand(self._isa, ops.load(self._buffer, position, self._isa.words, 64))
 
     def block_exponents(self, block: Index, column: Index) -> ir.Value:
         """The exponents of a block of K for the columns from ``column`` of the panel."""
@@ -83,6 +83,9 @@ class Panel:
         chunk = self._isa.chunk
         first_chunk = k // chunk
         chunks = minimum(-(-self._problem.k // chunk) - first_chunk, self._part_k // chunk)
+        if self._isa.mmla:
+            self._fill_pairs(column, first_chunk, chunks)
+            return
 
         def turn_chunk(local: IndexValue) -> None:
             def turn(at: IndexValue) -> None:
@@ -92,6 +95,35 @@ class Panel:
             ops.repeat(0, COLUMNS, _TURNED, turn)
 
         ops.repeat(0, chunks, 1, turn_chunk)
+
+    def _fill_pairs(self, column: Index, first_chunk: Index, chunks: Index) -> None:
+        """Two rows of w side by side, four elements of each at a time."""
+
+        def pair(at: IndexValue) -> None:
+            rows = [self._existing_row(column + at + i) for i in (0, 1)]
+            ops.repeat(0, chunks, 1, lambda local: self._pair_chunk(rows, at, first_chunk, local))
+
+        ops.repeat(0, COLUMNS, 2, pair)
+
+    def _pair_chunk(
+        self, rows: list[Index], at: Index, first_chunk: Index, local_chunk: Index
+    ) -> None:
+        """A chunk, which is one block, of two rows of w."""
+        isa = self._isa
+        upper, lower = self._load_square(rows, first_chunk + local_chunk, 0, isa.chunk)
+        factors = ops.load(self._block_factors, [local_chunk, at], 2)
+        # Two 32-bit lanes of an operand hold the four elements of a row.
+        factors = ops.shuffle(factors, factors, (0, 0, 1, 1))
+        words = range(isa.chunk // isa.word)
+        order = [
+            isa.word * word + i + row for word in words for row in (0, isa.chunk) for i in range(4)
+        ]
+        operands_ = self._decoder.operands(ops.shuffle(upper, lower, order))
+        for word, operand in enumerate(operands_):
+            value = self._factors.apply(operand, factors)
+            value = ops.bitcast(value, ir.Type.parse(isa.word_type))
+            step = local_chunk * len(words) + word
+            ops.store(value, self._buffer, [self._workgroup, step, at], 64)
 
     def _turn_chunk(self, rows: list[Index], at: Index, chunk: Index, local_chunk: Index) -> None:
         """A chunk of 16 rows of w, transposed, decoded and stored.

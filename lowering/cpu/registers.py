@@ -19,7 +19,7 @@ def zero_accumulator(isa: InstructionSet) -> ir.Value:
 def multiply_add(isa: InstructionSet, sums: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
     """``sums`` plus the products of two operands; a lane adds the products of its own elements."""
     if isa.dot == "bf16":
-        return ops.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", sums.type, [sums, a, b])
+        return ops.intrinsic(isa.dot_intrinsic, sums.type, [sums, a, b])
     return scale_and_add(isa, sums, a, b)
 
 
@@ -34,8 +34,12 @@ def scale_and_add(
 
 def broadcast_operand(isa: InstructionSet, element: ir.Value) -> ir.Value:
     """An operand whose lanes all hold ``element``: an f32, or a bf16 pair as i32."""
-    lanes = ops.broadcast(element, isa.lanes)
-    return ops.bitcast(lanes, ir.BF16Type.get()) if isa.dot == "bf16" else lanes
+    return as_operand(isa, ops.broadcast(element, isa.lanes))
+
+
+def as_operand(isa: InstructionSet, words: ir.Value) -> ir.Value:
+    """A register of words (see ``InstructionSet.word``) as an operand."""
+    return ops.bitcast(words, ir.BF16Type.get()) if isa.dot == "bf16" else words
 
 
 def lane_sums(vectors: list[ir.Value]) -> list[ir.Value]:

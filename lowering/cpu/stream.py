@@ -18,7 +18,7 @@ from block32.lowering.common.index import Index, IndexValue, minimum
 from block32.lowering.cpu import operands, ops, pack
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import Factors, power_of_two
-from block32.lowering.cpu.isa import instruction_set
+from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.registers import (
     lane_sums,
     multiply_add,
@@ -30,8 +30,6 @@ from block32.lowering.cpu.store import GROUP, ResultStore
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 
-#: Rows of x up to which sums are scaled instead of weights.
-_MOST_SCALED_SUMS = 2
 #: Bytes of stack that the factors of a 32-row block may take; IREE allows 32 KiB in all.
 _FACTOR_STACK = 24 * 1024
 
@@ -39,6 +37,17 @@ _FACTOR_STACK = 24 * 1024
 def emit_stream(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the kernel: a workgroup computes ``tile[1]`` columns of y for all rows."""
     _Stream(problem, tier, kernel).emit()
+
+
+def _scales_weights(isa: InstructionSet, rows: int) -> bool:
+    """Whether to multiply a chunk's weights by their scale, and not the sums of each row of x.
+
+    Sums take two instructions a row. An operand of weights takes one, or about four where pairs of
+    bf16 have their exponents raised (``fold.Factors``).
+    """
+    operand_cost = 4 if isa.dot == "bf16" else 1
+    operands_of_chunk = isa.chunk // (isa.lanes * isa.pair)
+    return rows > 2 and 2 * rows >= operand_cost * operands_of_chunk
 
 
 class _Stream:
@@ -62,8 +71,7 @@ class _Stream:
         self.x_exponents = pack.row_exponents(kernel, self.isa, self.rows)
         self.result = ResultStore(kernel)
         self.sums = ops.stack_buffer(f"memref<{self.rows}x{GROUP}xf32>")
-        # With few rows of x it is cheaper to scale a chunk's sums than its weights.
-        self.scales_weights = self.rows > _MOST_SCALED_SUMS
+        self.scales_weights = _scales_weights(self.isa, self.rows)
         self.factors = Factors(self.isa, self.decoder.unit)
         self.block_factors = self._factor_buffer()
 

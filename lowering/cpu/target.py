@@ -214,6 +214,8 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
         return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
     if tier.mma[1] % isa.lanes or COLUMNS % tier.mma[1]:
         return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
+    if isa.mmla and tier.mma[0] % 2:
+        return f"'{isa.name}' multiplies pairs of rows: expected mma[0] to be even"
     return None
 
 

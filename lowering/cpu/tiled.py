@@ -26,7 +26,8 @@ from block32.lowering.common.index import (
 from block32.lowering.cpu import operands, ops, pack
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS, Panel
-from block32.lowering.cpu.registers import broadcast_operand, multiply_add, zero_accumulator
+from block32.lowering.cpu.register_tile import register_tile
+from block32.lowering.cpu.registers import zero_accumulator
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.store import GROUP, ResultStore
 from block32.lowering.kernel_context import KernelContext
@@ -130,7 +131,8 @@ class _Tiled:
         self.first_slab = m_workgroup * self.partition.slabs_each
         self.first_accumulator = workgroup * self.partition.slabs_each
         self.panel = Panel(kernel, self.isa, self.part_k, workgroup, workgroups)
-        self.x = pack.slab_values(kernel, self.isa, self.rows, self.partition.slabs)
+        x = pack.slab_values(kernel, self.isa, self.rows, self.partition.slabs)
+        self.tile = register_tile(self.isa, self.rows, self.tile_columns, self.panel, x)
         self.x_exponents = pack.slab_exponents(kernel, self.isa, self.rows, self.partition.slabs)
         self.accumulators = kernel.memref(
             ACCUMULATORS,
@@ -183,7 +185,7 @@ class _Tiled:
         """The register tile's accumulators stay in registers for the part of K."""
         lanes = self.isa.lanes
         depth = minimum(operands.padded_k(self.problem, self.isa) - k, self.part_k)
-        first_x = k // self.isa.pair
+        first_x = k // self.isa.word
 
         def tile(at: IndexValue) -> None:
             positions = [
@@ -191,16 +193,19 @@ class _Tiled:
                 for row in range(self.rows)
                 for v in range(0, self.tile_columns, lanes)
             ]
-            sums = [ops.load(self.accumulators, p, lanes, 64) for p in positions]
+            rows = [ops.load(self.accumulators, p, lanes, 64) for p in positions]
 
             def steps(i: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
                 for unrolled in range(_UNROLL):
                     step = i + unrolled
-                    sums = self._multiply(slab, at, step, first_x + step, sums)
+                    sums = self.tile.multiply(
+                        self.first_slab + slab, at, step, first_x + step, sums
+                    )
                 return sums
 
-            sums = ops.for_range(0, depth // self.isa.pair, _UNROLL, sums, steps)
-            for value, position in zip(sums, positions, strict=True):
+            sums = self.tile.from_rows(rows)
+            sums = ops.for_range(0, depth // self.isa.word, _UNROLL, sums, steps)
+            for value, position in zip(self.tile.to_rows(sums), positions, strict=True):
                 ops.store(value, self.accumulators, position, 64)
 
         ops.repeat(0, COLUMNS, self.tile_columns, tile)
@@ -215,33 +220,17 @@ class _Tiled:
 
     def _exact_block(self, slab: Index, at: Index, k: Index, block: Index) -> None:
         """One block of 32 K: sums in registers, rescaled and added to the accumulators."""
-        steps = BLOCK_K // self.isa.pair
+        steps = BLOCK_K // self.isa.word
         first = block * steps
-        first_x = k // self.isa.pair + first
+        first_x = k // self.isa.word + first
         count = self.rows * self.tile_columns // self.isa.lanes
         zeros = [zero_accumulator(self.isa)] * count
 
         def step(i: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
-            return self._multiply(slab, at, first + i, first_x + i, sums)
+            return self.tile.multiply(self.first_slab + slab, at, first + i, first_x + i, sums)
 
-        sums = ops.for_range(0, steps, 1, zeros, step)
+        sums = self.tile.to_rows(ops.for_range(0, steps, 1, zeros, step))
         self._add_rescaled(slab, at, k // BLOCK_K, block, sums)
-
-    def _multiply(
-        self, slab: Index, at: Index, step: Index, x_step: Index, sums: list[ir.Value]
-    ) -> list[ir.Value]:
-        """One step along K: the register tile's outer product."""
-        lanes = self.isa.lanes
-        vectors = range(self.tile_columns // lanes)
-        weights = [self.panel.operand(step, at + v * lanes) for v in vectors]
-        result = []
-        for row in range(self.rows):
-            x = ops.load_scalar(self.x, [self.first_slab + slab, x_step, row])
-            broadcast = broadcast_operand(self.isa, x)
-            for v in vectors:
-                old = sums[row * len(vectors) + v]
-                result.append(multiply_add(self.isa, old, broadcast, weights[v]))
-        return result
 
     def _add_rescaled(
         self, slab: Index, at: Index, first_block: Index, block: Index, sums: list[ir.Value]

@@ -15,16 +15,18 @@ import pytest
 from iree import runtime
 from iree.compiler import ir
 
+from block32.lowering.cpu.isa import ARM
 from block32.lowering.cpu.target import CpuTarget
 from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.tools.iree_compile import device_facts, run_iree_compile
+from tests.lowering.cpu import emulator
 
 Array = npt.NDArray[Any]
 
-#: Activations without scales, as NumPy holds them.
+#: Activations without scales, and results, as NumPy holds them.
 ACTIVATION_DTYPES: dict[str, Any] = {
     "bf16": ml_dtypes.bfloat16,
     "f16": np.float16,
@@ -41,15 +43,18 @@ class Processor:
     Attributes:
         profile: The profile of ``tiles.json`` that it selects.
         cpu: Its name to LLVM.
+        triple: The target triple, where it is not this machine's.
     """
 
     profile: str
     cpu: str
+    triple: str = ""
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The iree-compile flags for it."""
-        return (*LOCAL, f"--iree-llvmcpu-target-cpu={self.cpu}")
+        triple = (f"--iree-llvmcpu-target-triple={self.triple}",) if self.triple else ()
+        return (*LOCAL, *triple, f"--iree-llvmcpu-target-cpu={self.cpu}")
 
     @property
     def facts(self) -> DeviceFacts:
@@ -61,10 +66,14 @@ class Processor:
         here = device_facts((*LOCAL, "--iree-llvmcpu-target-cpu=host"))
         used = {
             feature
-            for feature in ("avx2", "fma", "f16c", "avx512bf16", "avx512vbmi", "avx512bw")
+            for feature in ("avx2", "fma", "f16c", "avx512bf16", "avx512vbmi", "avx512bw", "bf16")
             if feature in self.facts.cpu_features
         }
         return here.architecture == self.facts.architecture and used <= here.cpu_features
+
+    def is_emulated(self) -> bool:
+        """Whether its modules are run by an emulator."""
+        return self.facts.architecture in ARM and not self.runs_here()
 
 
 X86_PROCESSORS = (
@@ -75,6 +84,11 @@ X86_PROCESSORS = (
     Processor("avx2", "haswell"),
     Processor("generic", "x86-64"),
 )
+ARM_TRIPLE = "aarch64-linux-gnu"
+ARM_PROCESSORS = (
+    Processor("neon_bf16", "neoverse-v2", ARM_TRIPLE),
+    Processor("neon", "neoverse-n1", ARM_TRIPLE),
+)
 HOST = Processor("", "host")
 
 
@@ -83,9 +97,17 @@ def every_processor(test: Any) -> Any:
     return pytest.mark.parametrize("processor", X86_PROCESSORS, ids=lambda p: p.profile)(test)
 
 
+def every_arm_processor(test: Any) -> Any:
+    """Run a test once for each kind of aarch64 processor."""
+    return pytest.mark.parametrize("processor", ARM_PROCESSORS, ids=lambda p: p.profile)(test)
+
+
 def skip_unless_it_runs(processor: Processor) -> None:
     """Skip a test of numbers where this machine lacks the processor's instructions."""
-    if not processor.runs_here():
+    if processor.is_emulated():
+        if emulator.missing():
+            pytest.skip(f"there is no {emulator.missing()} here")
+    elif not processor.runs_here():
         pytest.skip(f"this machine is no {processor.cpu}")
 
 
@@ -108,7 +130,6 @@ def compiled(problem: ScaledMatmul, processor: Processor, *flags: str) -> bytes:
 @lru_cache(maxsize=16)
 def function(problem: ScaledMatmul, processor: Processor) -> Any:
     """``problem`` as a function of arrays, on the worker threads of this machine."""
-    skip_unless_it_runs(processor)
     config = runtime.Config("local-task")
     vmfb = compiled(problem, processor)
     module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
@@ -116,7 +137,12 @@ def function(problem: ScaledMatmul, processor: Processor) -> Any:
 
 
 def run(problem: ScaledMatmul, processor: Processor, *arguments: Array) -> Array:
-    """The result of ``problem`` on this machine."""
+    """The result of ``problem``, in this process or in an emulator."""
+    skip_unless_it_runs(processor)
+    if processor.is_emulated():
+        rows = arguments[0].shape[0]
+        result = np.empty((rows, problem.n), ACTIVATION_DTYPES[problem.result])
+        return emulator.run_emulated(compiled(problem, processor), result, *arguments)
     return np.asarray(function(problem, processor)(*arguments).to_host())
 
 

@@ -5,17 +5,21 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from block32.lowering.problem import ScaledMatmul
+from block32.tools.cpu_listing import hot_loop, loops, mnemonics, stack_accesses
 from block32.tools.iree_compile import run_iree_compile
-from tests.lowering.cpu.support import X86_PROCESSORS, Processor, kernel_module
+from tests.lowering.cpu.support import (
+    ARM_PROCESSORS,
+    X86_PROCESSORS,
+    Processor,
+    kernel_module,
+)
 
-PROCESSORS = {processor.profile: processor for processor in X86_PROCESSORS}
-FMA = re.compile(r"v(fmadd|dpbf16ps)")
+PROCESSORS = {processor.profile: processor for processor in X86_PROCESSORS + ARM_PROCESSORS}
 
 
 def assembly(problem: ScaledMatmul, processor: Processor, folder: Path) -> str:
@@ -25,29 +29,6 @@ def assembly(problem: ScaledMatmul, processor: Processor, folder: Path) -> str:
     run_iree_compile(["-", *flags], stdin=source)
     (path,) = folder.glob("*.s")
     return path.read_text()
-
-
-def loops(text: str) -> list[list[str]]:
-    """Blocks that end by jumping to their own start: the innermost loops, as instructions."""
-    found = []
-    for label, body in re.findall(r"^(\.LBB\w+):(.*?)(?=^\.L(?:BB|func_end))", text, re.M | re.S):
-        lines = [line.split("#")[0].strip() for line in body.splitlines()]
-        code = [line for line in lines if line and not line.startswith(".")]
-        ends = [i for i, line in enumerate(code) if re.match(rf"j\w+\s+{re.escape(label)}$", line)]
-        if ends:
-            found.append(code[: ends[-1] + 1])
-    return found
-
-
-def hot_loop(text: str, wanted: str) -> list[str]:
-    """The loop with the largest share of ``wanted`` instructions among those that have any."""
-    having = [loop for loop in loops(text) if any(re.match(wanted, line) for line in loop)]
-    assert having, f"no loop holds {wanted}"
-    return max(having, key=lambda loop: sum(bool(re.match(wanted, i)) for i in loop) / len(loop))
-
-
-def mnemonics(loop: list[str]) -> Counter[str]:
-    return Counter(line.split()[0] for line in loop)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +49,7 @@ def test_the_tiled_loop_is_products_and_loads(
     counts = mnemonics(loop)
     steps = counts[product] // tile_products
     assert steps >= 1 and counts[product] == steps * tile_products
-    assert not any("rsp" in line or "rbp" in line for line in loop), "the loop spills"
+    assert not stack_accesses(loop), "the loop spills"
     moves = sum(n for name, n in counts.items() if name.startswith(("vmov", "vbroadcast", "vpbr")))
     assert moves <= steps * loads
     assert len(loop) <= counts[product] + moves + 6
@@ -154,3 +135,64 @@ def test_no_feature_of_a_larger_processor(tmp_path: Path) -> None:
     text = assembly(ScaledMatmul(None, 64, 96), PROCESSORS["generic"], tmp_path)
     assert "mulps" in text
     assert not re.search(r"%[yz]mm|\bv(mul|add|fmadd)ps\b", text)
+
+
+@pytest.mark.parametrize(
+    ("profile", "product", "products", "loads"),
+    [("neon_bf16", "bfmmla", 16, 4), ("neon", "fmla", 24, 7)],
+)
+def test_the_tiled_loop_of_aarch64_is_products_and_loads(
+    profile: str, product: str, products: int, loads: int, tmp_path: Path
+) -> None:
+    """A step: 16 products of pairs of rows take 4 loads of two registers, 24 of lanes take 7."""
+    text = assembly(ScaledMatmul(96, 256, 512), PROCESSORS[profile], tmp_path)
+    loop = hot_loop(text, product)
+    counts = mnemonics(loop)
+    steps = counts[product] // products
+    assert steps >= 1 and counts[product] == steps * products
+    assert not stack_accesses(loop), "the loop spills"
+    loaded = sum(n for name, n in counts.items() if name.startswith("ld"))
+    assert loaded <= steps * (loads + 1)
+    assert len(loop) <= counts[product] + loaded + 7
+
+
+#: Scalar work in a loop that is meant to be vector code, but for addresses and the counter.
+SCALAR = re.compile(r"ldrb|ldrsb|[us]bfx|f(add|mul|madd|cvt)\s+[hsd]\d")
+
+
+@pytest.mark.parametrize(
+    ("profile", "m", "rhs", "weights", "lookups", "most"),
+    [
+        ("neon_bf16", 1, "f8E4M3FN", 128, 24, 126),
+        ("neon_bf16", 4, "f8E4M3FN", 64, 12, 116),
+        ("neon_bf16", 1, "f4E2M1FN", 128, 16, 80),
+        ("neon", 1, "f8E4M3FN", 64, 0, 102),
+        ("neon", 4, "f8E4M3FN", 64, 0, 184),
+    ],
+)
+def test_the_stream_loop_of_aarch64(
+    profile: str, m: int, rhs: str, weights: int, lookups: int, most: int, tmp_path: Path
+) -> None:
+    """So many weights become operands in registers, and take at most so many instructions."""
+    problem = ScaledMatmul(m, 256, 512, rhs=rhs)
+    product = "bfdot" if profile == "neon_bf16" else "fmla"
+    loop = hot_loop(assembly(problem, PROCESSORS[profile], tmp_path), product)
+    counts = mnemonics(loop)
+    assert counts["tbl"] + counts["tbx"] == lookups
+    if not lookups:
+        assert counts["fcvtl"] == counts["fcvtl2"] > 0
+    assert not [line for line in loop if SCALAR.match(line)]
+    assert not stack_accesses(loop), "the loop spills"
+    # A product of bf16 pairs is 8 weights with a row, one of f32 is 4; sums are scaled by fmla too.
+    each = 8 if product == "bfdot" else 4
+    assert weights * m <= counts[product] * each <= weights * m + 8
+    assert len(loop) <= most
+
+
+def test_a_panel_of_aarch64_is_filled_by_look_ups(tmp_path: Path) -> None:
+    """Two rows of w are interleaved as codes, decoded, scaled and stored: 64 codes a turn."""
+    text = assembly(ScaledMatmul(96, 256, 512), PROCESSORS["neon_bf16"], tmp_path)
+    loop = next(loop for loop in loops(text) if sum(line.startswith("tbx") for line in loop) == 8)
+    assert not [line for line in loop if SCALAR.match(line)]
+    assert not stack_accesses(loop), "the loop spills"
+    assert len(loop) <= 130

@@ -17,7 +17,7 @@ from block32.lowering.cpu.target import CpuTarget
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
-from tests.lowering.cpu.support import X86_PROCESSORS, Processor
+from tests.lowering.cpu.support import ARM_PROCESSORS, X86_PROCESSORS, Processor
 
 TARGET = CpuTarget()
 DYNAMIC = ScaledMatmul(None, 256, 256)
@@ -30,7 +30,7 @@ def tiers(problem: ScaledMatmul, facts: DeviceFacts) -> tuple[KernelTier, ...]:
     return config.tiers
 
 
-@pytest.mark.parametrize("processor", X86_PROCESSORS, ids=lambda p: p.profile)
+@pytest.mark.parametrize("processor", X86_PROCESSORS + ARM_PROCESSORS, ids=lambda p: p.profile)
 def test_a_processor_gets_its_profile(processor: Processor) -> None:
     expected = next(p.tiers for p in profiles() if p.name == processor.profile)
     assert tiers(DYNAMIC, processor.facts) == expected
@@ -46,7 +46,7 @@ def test_arm_and_unknown_architectures() -> None:
 @pytest.mark.parametrize("lhs", ["f16", "f32"])
 def test_no_bf16_products_for_activations_that_bf16_cannot_hold(lhs: str) -> None:
     problem = dataclasses.replace(DYNAMIC, lhs=lhs, lhs_scaled=False)
-    for processor in X86_PROCESSORS:
+    for processor in X86_PROCESSORS + ARM_PROCESSORS:
         used = {tier.isa for tier in tiers(problem, processor.facts)}
         assert all(isa.dot == "f32" for isa in INSTRUCTION_SETS if isa.name in used)
 
@@ -114,6 +114,14 @@ def test_refuses_a_matrix_kernel(changes: dict[str, object], reason: str) -> Non
     assert TARGET.verify(DYNAMIC, MATRIX, facts) is None
     refused = TARGET.verify(DYNAMIC, dataclasses.replace(MATRIX, **changes), facts)  # type: ignore[arg-type]
     assert refused is not None and reason in refused
+
+
+def test_refuses_half_a_pair_of_rows() -> None:
+    facts = ARM_PROCESSORS[0].facts
+    tier = KernelTier("tiled", None, (384, 128, 256), mma=(8, 8, 4), isa="neon_bf16")
+    assert TARGET.verify(DYNAMIC, tier, facts) is None
+    refused = TARGET.verify(DYNAMIC, dataclasses.replace(tier, mma=(7, 8, 4)), facts)
+    assert refused == "'neon_bf16' multiplies pairs of rows: expected mma[0] to be even"
 
 
 def test_refuses_an_activation_that_the_instruction_set_cannot_hold() -> None:

@@ -1,0 +1,47 @@
+# Part of block32, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What can be read from the assembly of CPU kernels, of x86-64 and aarch64: their innermost loops."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+_BLOCK = re.compile(r"^(\.LBB\w+):(.*?)(?=^\.L(?:BB|func_end))", re.MULTILINE | re.DOTALL)
+#: A jump or a branch; those of aarch64 name a register, or one of its bits, before the label.
+_BRANCH = r"(?:j\w+|b(?:\.\w+)?|cbn?z|tbn?z)\s+(?:[wx]\d+,\s*(?:#\d+,\s*)?)?"
+
+
+def loops(assembly: str) -> list[list[str]]:
+    """Blocks that end by jumping to their own start: the innermost loops, as instructions."""
+    found = []
+    for label, body in _BLOCK.findall(assembly):
+        lines = [re.split(r"\s#\s|//", line)[0].strip() for line in body.splitlines()]
+        code = [line for line in lines if line and not line.startswith(".")]
+        back = re.compile(_BRANCH + re.escape(label) + "$")
+        ends = [i for i, line in enumerate(code) if back.match(line)]
+        if ends:
+            found.append(code[: ends[-1] + 1])
+    return found
+
+
+def hot_loop(assembly: str, wanted: str) -> list[str]:
+    """The loop with the largest share of instructions that match ``wanted``.
+
+    Raises:
+        ValueError: No loop has any.
+    """
+    having = [loop for loop in loops(assembly) if any(re.match(wanted, line) for line in loop)]
+    if not having:
+        raise ValueError(f"no loop holds {wanted}")
+    return max(having, key=lambda loop: sum(bool(re.match(wanted, i)) for i in loop) / len(loop))
+
+
+def mnemonics(loop: list[str]) -> Counter[str]:
+    """How often each instruction is in a loop."""
+    return Counter(line.split()[0] for line in loop)
+
+
+def stack_accesses(loop: list[str]) -> list[str]:
+    """The instructions of a loop that go to the stack by its pointer: spills, where there are any."""
+    return [line for line in loop if re.search(r"%r[sb]p\b|\[sp\b", line)]
