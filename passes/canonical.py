@@ -3,7 +3,8 @@
 """The canonical forms of a block-scaled matmul: an op, or a call of a composite.
 
 ``linalg.scaled_contract`` says all of an activation with scales. What it cannot say is a call of
-a composite (see ``dialects.composite``): an activation without scales, or an epilogue.
+a composite (see ``dialects.composite``): an activation without scales, an epilogue, or a weight
+for each batch.
 
 The op's operands are A ``[M, K]``, its scales ``[M, ceil(K/32)]``, B ``[N, K]``, its scales
 ``[ceil(N/32) or N, ceil(K/32)]``; the maps say which block B has; the init is a zero fill.
@@ -11,14 +12,16 @@ The op's operands are A ``[M, K]``, its scales ``[M, ceil(K/32)]``, B ``[N, K]``
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.dialects.composite import Composite, Matmul, of_function
 from block32.lowering.common.index import constant
-from block32.lowering.common.tensors import bitcast
+from block32.lowering.common.tensors import bitcast, generic, loop_index
 from block32.lowering.composites import Composites
 from block32.lowering.host import operand_types, result_type
 from block32.lowering.problem import BLOCK_K, RESULT_TYPES, VALUE_TYPES, ScaledMatmul
@@ -34,10 +37,11 @@ class MatmulOperands:
     """The SSA operands of a block-scaled matmul in canonical layout.
 
     Attributes:
-        lhs: x, ``[M, K]``.
+        lhs: x, ``[M, K]``; the rows of one batch after those of the other.
         lhs_scale: E8M0 scales of x, ``[M, ceil(K/32)]``; None for a bf16, f16 or f32 x.
-        rhs: w, ``[N, K]``.
-        rhs_scale: E8M0 scales of w, ``[ceil(N/rhs_block_n), ceil(K/32)]``.
+        rhs: w, ``[N, K]``; ``[batches, N, K]`` where each batch has its own.
+        rhs_scale: E8M0 scales of w, ``[ceil(N/rhs_block_n), ceil(K/32)]``, or so many for each
+            batch.
         rhs_block_n: Rows of w that share a scale, 1 or 32.
     """
 
@@ -67,11 +71,14 @@ def build(
     Args:
         operands: The operands in canonical layout.
         element: The result's element type: f32, bf16 or f16.
-        composites: Defines the callee for an activation without scales.
+        composites: Defines the callee of a call.
 
     Returns:
         y, ``[M, N]``.
     """
+    if ir.RankedTensorType(operands.rhs.type).rank == 3:
+        assert composites is not None
+        return _build_batches(operands, element, composites)
     if operands.lhs_scale is None:
         assert composites is not None
         problem = _problem(operands, str(element))
@@ -91,6 +98,50 @@ def build(
     )
     linalg.fill_builtin_region(op.operation)  # pyright: ignore[reportAttributeAccessIssue]
     return op.results[0]
+
+
+def _build_batches(operands: MatmulOperands, element: ir.Type, composites: Composites) -> ir.Value:
+    """A grouped matmul: the rows of a batch are a group, and batch b has the weight b.
+
+    Every row is of a group, so that none keeps the zeros that the result starts as.
+    """
+    x = ir.RankedTensorType(operands.lhs.type)
+    batches, n, _ = ir.RankedTensorType(operands.rhs.type).shape
+    rows: int | ir.Value = (
+        tensor.dim(operands.lhs, constant(0)) if x.is_dynamic_dim(0) else x.shape[0]
+    )
+    scales = {"lhs_scale": operands.lhs_scale} if operands.lhs_scale is not None else {}
+    values = {
+        "lhs": operands.lhs,
+        "rhs": operands.rhs,
+        **scales,
+        "rhs_scale": operands.rhs_scale,
+        "offsets": _equal_offsets(rows, batches),
+        "expert_ids": _i32_constant(range(batches)),
+        "init": linalg.fill(arith.constant(element, 0.0), outs=[tensor.empty([rows, n], element)]),
+    }
+    return composites.grouped_matmul(values, (operands.rhs_block_n, BLOCK_K))
+
+
+def _equal_offsets(rows: int | ir.Value, batches: int) -> ir.Value:
+    """Where each of so many equal divisions of the rows begins, and where the last ends."""
+    if isinstance(rows, int):
+        return _i32_constant(range(0, rows + 1, rows // batches) if rows else [0] * (batches + 1))
+    i32 = ir.IntegerType.get_signless(32)
+    rows_of_batch = arith.divui(rows, constant(batches))
+    identity = ir.AffineMap.get_identity(1)
+    op = generic([], [tensor.empty([batches + 1], i32)], [identity], ["parallel"])
+    with ir.InsertionPoint(op.regions[0].blocks[0]):
+        linalg.yield_([arith.index_cast(i32, arith.muli(loop_index(0), rows_of_batch))])
+    return op.results[0]
+
+
+def _i32_constant(values: Iterable[int]) -> ir.Value:
+    array = np.array(list(values), np.int32)
+    return arith.constant(
+        ir.RankedTensorType.get(array.shape, ir.IntegerType.get_signless(32)),
+        ir.DenseElementsAttr.get(array),
+    )
 
 
 @dataclass(frozen=True)

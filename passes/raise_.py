@@ -28,6 +28,9 @@ After::
     %5 = linalg.scaled_contract indexing_maps = [#map, #map1, #map2, #map3, #map4]
         ins(%arg0, %0, %transposed, %1 : ...) outs(%4 : tensor<4x32xf32>) -> tensor<4x32xf32>
 
+Batches that share a weight are rows. Where each has its own, the matmul becomes a call of a
+grouped matmul, whose groups are the batches.
+
 A marked matmul (one with a ``block32.`` attribute) that cannot be raised is an error, and so is one
 that asks for a kernel. Other ops
 that look like a block-scaled matmul and cannot be served get a warning and stay as they are.
@@ -58,10 +61,10 @@ from block32.passes.raising.contraction import (
     ImpossibleError,
     NotServedError,
     ScaledContraction,
-    canonical_operands,
     check_result_type,
     is_on_tensors,
 )
+from block32.passes.raising.operands import canonical_operands
 from block32.passes.walk import operations_where
 
 _CANDIDATES = (
