@@ -65,6 +65,25 @@ def _in_split_order(total, slots, counters, tile, split, SPLITS: tl.constexpr):
 
 
 @triton.jit
+def _tile_and_split(program, SPLITS: tl.constexpr):
+    """What a workgroup computes; the splits of one tile are on one XCD, of which there are 8."""
+    tile = program
+    split = 0
+    if SPLITS > 1:
+        tile = program // (8 * SPLITS) * 8 + program % 8
+        split = program // 8 % SPLITS
+    return tile, split
+
+
+@triton.jit
+def _place_of(tile, tiles_m, tiles_n, M_FASTEST: tl.constexpr):
+    """Where a tile is, along M and along N."""
+    tile_m = tile % tiles_m if M_FASTEST else tile // tiles_n
+    tile_n = tile // tiles_m if M_FASTEST else tile % tiles_n
+    return tile_m, tile_n
+
+
+@triton.jit
 def tiled(
     x, w, x_scale, w_scale, y, slots, counters, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, K_PACK: tl.constexpr,
@@ -73,13 +92,8 @@ def tiled(
     """A tile of y, N fastest or M fastest."""
     program = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    tile = program
-    split = 0
-    if SPLITS > 1:
-        tile = program // (8 * SPLITS) * 8 + program % 8
-        split = program // 8 % SPLITS
-    tile_m = tile % tiles_m if M_FASTEST else tile // tiles_n
-    tile_n = tile // tiles_m if M_FASTEST else tile % tiles_n
+    tile, split = _tile_and_split(program, SPLITS)
+    tile_m, tile_n = _place_of(tile, tiles_m, tiles_n, M_FASTEST)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     here, there = tl.minimum(rows, M - 1), tl.minimum(columns, N - 1)
@@ -124,13 +138,8 @@ def packed(
     """Few rows: packed row r is row r // K_PACK on K panel r % K_PACK; agreeing panels are kept."""
     program = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    tile = program
-    split = 0
-    if SPLITS > 1:
-        tile = program // (8 * SPLITS) * 8 + program % 8
-        split = program // 8 % SPLITS
-    tile_m = tile % tiles_m if M_FASTEST else tile // tiles_n
-    tile_n = tile // tiles_m if M_FASTEST else tile % tiles_n
+    tile, split = _tile_and_split(program, SPLITS)
+    tile_m, tile_n = _place_of(tile, tiles_m, tiles_n, M_FASTEST)
     packed_m, packed_n = tl.arange(0, BLOCK_M * K_PACK), tl.arange(0, BLOCK_N * K_PACK)
     here = tl.minimum(tile_m * BLOCK_M + packed_m // K_PACK, M - 1)
     there = tl.minimum(tile_n * BLOCK_N + packed_n // K_PACK, N - 1)

@@ -42,6 +42,23 @@ def error_at(op: ir.Operation | ir.OpView, message: str, *notes: str) -> Diagnos
     )
 
 
+def from_mlir(error: ir.MLIRError, unknown: str) -> DiagnosticError:
+    """The first error of MLIR's own as one of ours.
+
+    Args:
+        error: What the bindings raised.
+        unknown: The location where the error has none.
+    """
+    if not error.error_diagnostics:
+        return DiagnosticError(unknown, str(error).splitlines()[0])
+    first = error.error_diagnostics[0]
+    # The location of a diagnostic is of no derived class, which alone says file and line.
+    location = ir.Location.from_attr(first.location.attr, first.location.context)
+    place = describe_location(location)
+    message = first.message.splitlines()[0]
+    return DiagnosticError(unknown if place == "<unknown>" else place, message)
+
+
 def describe_location(location: ir.Location) -> str:
     """``file:line:col`` of the innermost source position.
 

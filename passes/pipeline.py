@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.passmanager import PassManager
 
-from block32.dialects.diagnostics import DiagnosticError
+from block32.dialects.diagnostics import DiagnosticError, from_mlir
 from block32.passes.base import Pass, Report
 
 _ANCHOR = "builtin.module"
@@ -44,7 +44,7 @@ class RegisteredPass:
         try:
             manager.run(module.operation)
         except ir.MLIRError as error:
-            raise DiagnosticError("<pipeline>", str(error)) from error
+            raise from_mlir(error, "<pipeline>") from error
 
 
 PipelinePass = Pass | RegisteredPass

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ import iree.runtime
 import numpy as np
 import numpy.typing as npt
 
+from block32.runtime.entry import opened
 from block32.runtime.errors import CallError, LoadError, VmfbError
 from block32.runtime.fit import (
     Requirement,
@@ -83,7 +85,7 @@ def load(
             contents.source, f"the runtime refuses the module: {runtime_reason(error)}"
         ) from error
     modules = [iree.runtime.create_hal_module(instance, hal_device)]
-    if "io_parameters" in contents.dependencies:
+    if parameters or "io_parameters" in contents.dependencies:
         modules.append(_parameters_module(instance, parameters, contents.source))
     try:
         context = iree.runtime.VmContext(instance, [*modules, vm_module])
@@ -363,6 +365,10 @@ def _parameters_module(
     providers: list[Any] = []
     for scope, path in parameters.items():
         index = iree.runtime.ParameterIndex()
+        # The runtime's own words for these two are hard to understand.
+        with opened(Path(path)) as (_, size):
+            if size == 0:
+                raise LoadError(os.fspath(path), "cannot read the parameters: the file is empty")
         try:
             index.load(os.fspath(path))
         except RUNTIME_ERRORS as error:

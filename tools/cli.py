@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from threading import current_thread, main_thread
 from typing import Final
 
 from block32 import __version__
-from block32.dialects.diagnostics import DiagnosticError
+from block32.tools.program import exit_code_of
 
 #: The commands' modules, in the order of ``block32 --help``.
 COMMANDS: Final[tuple[str, ...]] = (
@@ -25,9 +23,6 @@ COMMANDS: Final[tuple[str, ...]] = (
     "quantize",
     "import_",
 )
-
-#: What ends a run from outside; Windows has no terminals that hang up.
-_ENDINGS: Final = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb
@@ -59,27 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A user's mistake is one located line on stderr and exit code 1 (2 for a wrong command line).
     """
-    if current_thread() is main_thread():
-        # Like Ctrl-C: temporary files go, and so does a running iree-compile.
-        for ending in _ENDINGS:
-            # nohup ignores the end of its terminal.
-            if signal.getsignal(ending) != signal.SIG_IGN:
-                signal.signal(ending, signal.default_int_handler)
-    try:
-        parser = build_parser()
-        arguments, rest = parser.parse_known_args(argv)
-        if rest and not getattr(arguments, "takes_iree_flags", False):
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        arguments.iree_flags = rest
-        return arguments.handler(arguments)
-    except DiagnosticError as error:
-        print(error.render(), file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        return 1
-    except KeyboardInterrupt:
-        print("block32: interrupted", file=sys.stderr)
-        return 130
+    return exit_code_of(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not getattr(arguments, "takes_iree_flags", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.iree_flags = rest
+    return arguments.handler(arguments)
 
 
 if __name__ == "__main__":

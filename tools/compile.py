@@ -28,7 +28,7 @@ from block32.tools.compiler import (
 )
 from block32.tools.iree_compile import IreeCompileError
 from block32.tools.onnx_model import read_argument
-from block32.tools.output import write_atomically, write_output
+from block32.tools.output import check_outputs, write_atomically, write_output
 
 _EXAMPLES = """examples:
   block32 compile model.mlir --target=cpu -o model.vmfb
@@ -86,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print.
     """
     path, flags = split_input(arguments.iree_flags)
+    check_outputs([arguments.output], [path], takes_stdout=True)
     source, name = read_argument(path)
     console = Console(stderr=True)
     dump = _Dump(arguments.dump_ir_after_all)

@@ -9,6 +9,7 @@ and ``iree-compile --compile-from=abi`` makes the vmfb.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from iree.compiler import ir
 
-from block32.dialects.diagnostics import DiagnosticError, describe_location
+from block32.dialects.diagnostics import DiagnosticError, from_mlir
 from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
 from block32.passes.base import Remark, Report
@@ -26,6 +27,7 @@ from block32.tools.iree_compile import IreeCompileError, device_facts, facts_of,
 from block32.tools.onnx_model import read_model, to_bytecode
 from block32.tools.options import CompileOptions, check_options, own_devices, with_own_devices
 
+_BYTECODE_MAGIC = b"ML\xefR"
 #: IREE phases up to the one where block32's passes run, and those after it.
 EARLY_PHASES = ("start", "input", "abi")
 
@@ -162,7 +164,16 @@ def _split_phase_flags(flags: tuple[str, ...], name: str) -> tuple[list[str], li
 def _import(source: bytes, name: str, flags: list[str]) -> bytes:
     """The module at phase ``abi``, as bytecode: that keeps locations and large constants cheap."""
     arguments = [path_of(source, name), "--compile-to=abi", "--emit-mlir-bytecode", *flags]
-    return run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
+    imported = run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
+    if not imported.startswith(_BYTECODE_MAGIC):
+        printed = imported.decode(errors="replace").strip().partition("\n")[0]
+        raise DiagnosticError(
+            name,
+            f"iree-compile printed '{printed[:60]}' instead of a module; expected flags to compile "
+            "with",
+            ("call iree-compile itself for --help, --version and the like",),
+        )
+    return imported
 
 
 def path_of(source: bytes, name: str) -> str:
@@ -187,11 +198,9 @@ def parse_module(source: bytes, name: str) -> ir.Module:
             return ir.Module.parseFile(path, context)
         return ir.Module.parse(source, context)
     except ir.MLIRError as error:
-        first = error.error_diagnostics[0] if error.error_diagnostics else None
-        if first is None:
-            raise DiagnosticError(name, "cannot parse the module") from error
-        location = describe_location(first.location).replace("-:", f"{name}:", 1)
-        raise DiagnosticError(location, first.message) from error
+        found = from_mlir(error, name)
+        location = re.sub(r"^-:", f"{name}:", found.location)
+        raise DiagnosticError(location, found.message) from error
 
 
 def finish_module(

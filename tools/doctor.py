@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
-from iree.compiler.tools.binaries import find_tool
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -37,7 +36,7 @@ from block32.runtime.machine import Machine, this_machine
 from block32.runtime.vmfb import Vmfb, read_vmfb
 from block32.tools.compiler import options_facts
 from block32.tools.extras import installed_version, packages_by_extra, requirements_of_block32
-from block32.tools.iree_compile import device_facts
+from block32.tools.iree_compile import device_facts, find_iree_compile
 from block32.tools.options import CompileOptions, check_options
 from block32.tools.run import parse_parameters
 
@@ -284,7 +283,10 @@ def check_path(version: str | None, run: Callable[[Sequence[str]], str]) -> list
     found = match[1] if match else "unknown"
     if found == version:
         return [Finding("iree-compile on PATH", f"{program}: {found}")]
-    cure = f"use specs with {find_tool('iree-compile')}, or put it first on PATH"
+    try:
+        cure = f"use specs with {find_iree_compile()}, or put it first on PATH"
+    except DiagnosticError as error:
+        cure = error.message
     return [Finding("iree-compile on PATH", f"{program}: {found}, not {version}", "note", cure)]
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iree.compiler import ir
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from block32.dialects.diagnostics import DiagnosticError
@@ -29,7 +28,8 @@ from block32.runtime.checkpoint.parallel import Shard
 from block32.runtime.safetensors import StoredTensor
 from block32.tools.checkpoint_module import ACTIVATIONS, build_module
 from block32.tools.checkpoint_report import print_table, render_json, summary
-from block32.tools.output import replaced_at_end
+from block32.tools.output import check_outputs, replaced_at_end
+from block32.tools.progress import progress_bar
 from block32.tools.rewrite_model import import_model, run_pass
 
 _EXAMPLES = """examples:
@@ -132,7 +132,10 @@ def run(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     shards = [Shard.parse(text) for text in arguments.shard]
     checkpoint = open_checkpoint(Path(arguments.path))
-    _check_outputs(checkpoint, arguments)
+    read = {tensor.entry.path for tensor in checkpoint.tensors.values()}
+    check_outputs(
+        [arguments.output, arguments.output_params], [*read, arguments.path, arguments.model]
+    )
     _check_names(checkpoint.tensors.values())
     weights, others = _only(*find_weights(checkpoint), arguments.only)
     names_matching((s.pattern for s in shards), [w.layer for w in weights], "--shard")
@@ -172,17 +175,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
         )
     if _needs_escapes(arguments.scope):
         raise DiagnosticError("--scope", "expected a printable name without quotes and backslashes")
-
-
-def _check_outputs(checkpoint: Checkpoint, arguments: argparse.Namespace) -> None:
-    """An output takes the place of the other one, or of what is read, by no mistake."""
-    read = {tensor.entry.path for tensor in checkpoint.tensors.values()}
-    used = {os.path.realpath(path) for path in (*read, arguments.path, arguments.model or "")}
-    for output in filter(None, (arguments.output, arguments.output_params)):
-        path = os.path.realpath(output)
-        if path in used and not Path(path).is_char_device():
-            raise DiagnosticError(output, "the output is an input or the other output, too")
-        used.add(path)
 
 
 def _check_names(tensors: Iterable[StoredTensor]) -> None:
@@ -332,12 +324,5 @@ def _tell(selection: _Selection, arguments: argparse.Namespace) -> None:
 
 
 def _progress(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=quiet,
-        transient=True,
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    return progress_bar(quiet, *columns, TimeRemainingColumn())

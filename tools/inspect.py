@@ -51,6 +51,7 @@ from block32.tools.gfx950_inspect_launch import (
 )
 from block32.tools.gfx950_launch import FLOAT_TYPES, launch_matmul
 from block32.tools.gfx950_listing import KernelFacts, Mix, facts_of
+from block32.tools.numbers import at_least
 
 _EXAMPLES = """examples:
   block32 inspect model.vmfb
@@ -89,11 +90,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--m",
-        type=int,
+        type=at_least(1),
         metavar="ROWS",
         help="rows of x for --execute and the estimate of a launch, where M is dynamic",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of --execute's data and schedule")
+    parser.add_argument(
+        "--seed", type=at_least(0), default=0, help="of --execute's data and schedule"
+    )
     parser.set_defaults(handler=run)
 
 
@@ -101,8 +104,11 @@ def run(args: argparse.Namespace) -> int:
     """Inspect a module; returns the exit code.
 
     Raises:
-        DiagnosticError: The file cannot be read, holds no gfx950 code, or a kernel is wrong.
+        DiagnosticError: The file cannot be read, holds no gfx950 code, a kernel is wrong, or two
+            options exclude each other.
     """
+    if args.disassemble and (args.json or args.execute):
+        raise DiagnosticError("--disassemble", "expected neither --json nor --execute with it")
     data = _bytes_of(args.module)
     if holds_metal(data):
         if args.execute:

@@ -57,8 +57,9 @@ def run_iree_compile(
 
     Raises:
         IreeCompileError: It exited with an error, or was killed.
+        DiagnosticError: It is not installed.
     """
-    command = [find_tool("iree-compile"), *arguments]
+    command = [find_iree_compile(), *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, check=False)
     stderr = done.stderr.decode(errors="replace")
     if done.returncode == 0:
@@ -66,6 +67,20 @@ def run_iree_compile(
             sys.stderr.write(stderr)
         return done.stdout
     raise _explain(stderr, done.returncode, input_name)
+
+
+def find_iree_compile() -> str:
+    """The program in the installed compiler package.
+
+    Raises:
+        DiagnosticError: It is not there.
+    """
+    try:
+        return find_tool("iree-compile")
+    except ValueError as error:
+        raise DiagnosticError(
+            "block32", "the program iree-compile is missing; install iree-base-compiler again"
+        ) from error
 
 
 def _explain(stderr: str, code: int, input_name: str) -> IreeCompileError:

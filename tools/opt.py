@@ -7,16 +7,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import Field
 
 from iree.compiler import ir
 
-from block32.dialects.diagnostics import DiagnosticError
 from block32.passes.base import Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, parse_pipeline, run_pipeline
 from block32.passes.registry import PASSES
 from block32.tools.compiler import parse_module
 from block32.tools.onnx_model import read_argument
 from block32.tools.output import write_output
+from block32.tools.program import exit_code_of
 
 _EXAMPLES = """examples:
   block32-opt --pass-pipeline='builtin.module(block32-raise)' model.mlir
@@ -45,17 +46,16 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options_help(fields: tuple[object, ...]) -> str:
-    lines = [
-        f"\n      {f.name.replace('_', '-')}=<{f.type}>"  # type: ignore[attr-defined]
-        for f in fields
-    ]
-    return "".join(lines)
+def _options_help(fields: tuple[Field[object], ...]) -> str:
+    return "".join(f"\n      {f.name.replace('_', '-')}=<{f.type}>" for f in fields)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = build_parser().parse_args(argv)
+    return exit_code_of(lambda: _run(build_parser().parse_args(argv)))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     report = Report()
     try:
         source, name = read_argument(arguments.input)
@@ -65,14 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_pipeline(module, passes, report, after)
         text = module.operation.get_asm(enable_debug_info=arguments.mlir_print_debuginfo)
         write_output(arguments.output, text.encode())
-    except DiagnosticError as error:
-        print(error.render(), file=sys.stderr)
-        return 1
     except PassFailedError as error:
         if error.diagnostic is None:
             raise
-        print(error.diagnostic.render(), file=sys.stderr)
-        return 1
+        raise error.diagnostic from error
     finally:
         for remark in report.remarks:
             print(remark.render(), file=sys.stderr)

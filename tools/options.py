@@ -136,6 +136,8 @@ def check_options(options: CompileOptions) -> None:
 def _check_cpu(options: CompileOptions) -> None:
     if options.cpu is None:
         return
+    if not options.cpu:
+        raise DiagnosticError("--cpu", "expected the name of a CPU, such as znver4, or host")
     backends = _backends(options.target_flags())
     if backends and "llvm-cpu" not in backends:
         raise DiagnosticError(

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -47,21 +48,55 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         stream.write(content)
 
 
-def check_distinct(*paths: str | None) -> None:
-    """Refuse outputs that would take each other's place; None is an output that is not asked for.
+def check_outputs(
+    outputs: Iterable[str | None],
+    inputs: Iterable[str | os.PathLike[str] | None] = (),
+    *,
+    takes_stdout: bool = False,
+) -> None:
+    """Refuse outputs that cannot be written, before the work that they wait for.
+
+    Args:
+        outputs: Paths; None is an output that is not asked for.
+        inputs: Paths of what is read; ``-`` is standard input, None what is not given.
+        takes_stdout: Whether an output may be ``-``, standard output.
 
     Raises:
-        DiagnosticError: Two paths lead to one file.
+        DiagnosticError: An output leads to an input or another output, or into a folder where no
+            file can be made.
     """
-    seen: set[Path] = set()
-    for path in paths:
-        if path is None:
+    taken = {os.path.realpath(path) for path in inputs if path and path != STDOUT}
+    for path in outputs:
+        if path is None or (path == STDOUT and takes_stdout):
             continue
-        target = Path(path).resolve()
-        # A device, such as /dev/null, takes any number of outputs.
-        if target in seen and (target.is_file() or not target.exists()):
-            raise DiagnosticError(path, "two outputs go to this file; expected another name")
-        seen.add(target)
+        if path == STDOUT:
+            raise DiagnosticError("<stdout>", "this output cannot go there; expected a file name")
+        target = os.path.realpath(path)
+        if target in taken and not Path(path).is_char_device():
+            raise DiagnosticError(
+                path, "this file is also an input or another output; expected another name"
+            )
+        taken.add(target)
+        _check_writable(path)
+
+
+def _check_writable(path: str) -> None:
+    try:
+        if not _is_written_in_place(path):
+            tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _is_written_in_place(path: str | os.PathLike[str]) -> bool:
+    """Whether an output is a device or a pipe, whose place no file may take.
+
+    Raises:
+        OSError: It is a folder, or a name that no file can have.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return Path(path).exists() and not Path(path).is_file()
 
 
 @contextmanager
@@ -75,11 +110,11 @@ def replaced_at_end(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     temporary = None
     try:
-        if Path(path).exists() and not Path(path).is_file():
+        if _is_written_in_place(path):
             with Path(path).open("wb") as stream:
                 yield stream
             return
-        target = Path(path).resolve()
+        target = Path(os.path.realpath(path))
         with tempfile.NamedTemporaryFile(
             dir=target.parent, prefix=".block32-", delete=False
         ) as stream:
@@ -88,7 +123,7 @@ def replaced_at_end(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     except OSError as error:
-        raise _cannot_write(os.fspath(path) or "<output>", error) from error
+        raise _cannot_write(os.fspath(path), error) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -96,7 +131,7 @@ def replaced_at_end(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 def _cannot_write(path: str, error: OSError) -> DiagnosticError:
     reason = (error.strerror or str(error)).lower()
-    return DiagnosticError(path, f"cannot write the output: {reason}")
+    return DiagnosticError(path or "<output>", f"cannot write the output: {reason}")
 
 
 def _umask() -> int:

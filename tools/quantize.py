@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import DiagnosticError
@@ -22,7 +20,8 @@ from block32.passes.quantizing.weights import DTYPES, QuantizedWeight
 from block32.runtime.archive import NewEntry, read_index, write_archive
 from block32.runtime.entry import Entry
 from block32.runtime.quantizer import FORMATS
-from block32.tools.output import check_distinct, replaced_at_end
+from block32.tools.output import check_outputs, replaced_at_end
+from block32.tools.progress import progress_bar
 from block32.tools.quantize_report import render_report
 from block32.tools.rewrite_model import import_model, run_pass
 
@@ -87,7 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print. No output is left behind.
     """
     _check_report_name(arguments.report)
-    check_distinct(arguments.output, arguments.output_params, arguments.report)
+    check_outputs(
+        [arguments.output, arguments.output_params, arguments.report],
+        [arguments.input, arguments.params],
+    )
     text, name, weights = _rewrite_model(arguments)
     parameters = [weight for weight in weights if weight.key is not None]
     if parameters and not (arguments.params and arguments.output_params):
@@ -146,9 +148,7 @@ def _write_parameters(
         for name, entry in entries.items()
         if name not in replaced
     ]
-    with Progress(
-        console=Console(stderr=True), disable=arguments.quiet, transient=True
-    ) as progress:
+    with progress_bar(arguments.quiet) as progress:
         task = progress.add_task("quantising", total=len(weights))
 
         def advance() -> None:

@@ -17,7 +17,8 @@ from rich.table import Table
 from block32.dialects.diagnostics import DiagnosticError
 from block32.runtime.load import Call, Function, Module, load
 from block32.runtime.signature import Signature
-from block32.tools.output import write_atomically
+from block32.tools.numbers import at_least
+from block32.tools.output import check_outputs, write_atomically
 from block32.tools.values import (
     InputError,
     describe_result,
@@ -81,7 +82,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="[SCOPE=]FILE",
         help="external parameters: .irpa, .safetensors or .gguf",
     )
-    parser.add_argument("--repeat", type=int, metavar="N", help="time N runs after one to warm up")
+    parser.add_argument(
+        "--repeat", type=at_least(1), metavar="N", help="time N runs after one to warm up"
+    )
     parser.add_argument("--full", action="store_true", help="print results whole")
     parser.set_defaults(handler=run)
 
@@ -92,13 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         DiagnosticError: For the caller to print.
     """
-    if arguments.repeat is not None and arguments.repeat < 1:
-        raise DiagnosticError("--repeat", f"expected at least 1 but got {arguments.repeat}")
     outputs = [_output_path(output) for output in arguments.output]
     dims = parse_dims(arguments.dim)
-    module = load(
-        arguments.module, arguments.device, parameters=parse_parameters(arguments.parameters)
-    )
+    parameters = parse_parameters(arguments.parameters)
+    check_outputs(outputs, [arguments.module, *parameters.values()])
+    module = load(arguments.module, arguments.device, parameters=parameters)
     function = choose_function(module, arguments.function)
     call = function.bind(*make_inputs(function.signature, arguments.input, dims))
     results = _as_tuple(call.run().fetch())
@@ -160,6 +161,20 @@ class Dims:
         }
         return {**sizes, **single}
 
+    def check(self, signature: Signature) -> None:
+        """Refuse sizes that the arguments of a function have no room for.
+
+        Raises:
+            DiagnosticError: There is no such argument or dimension, or its size is known.
+        """
+        for (number, position), size in self.single.items():
+            shape = signature.arguments[number].shape if number < len(signature.arguments) else ()
+            if position >= len(shape or ()) or (shape or ())[position] is not None:
+                raise DiagnosticError(
+                    f"--dim={number}.{position}={size}",
+                    f"expected INPUT.DIM of a dynamic dimension of {signature}",
+                )
+
 
 def parse_dims(options: list[str]) -> Dims:
     """Read ``M=4`` and ``INPUT.DIM=4``.
@@ -192,6 +207,7 @@ def make_inputs(signature: Signature, given: list[str], dims: Dims) -> list[Any]
             f"the function has {len(signature.arguments)} arguments but got {len(given)} inputs",
             (f"the function is {signature}",),
         )
+    dims.check(signature)
     values: list[Any] = []
     for number, expected in enumerate(signature.arguments):
         sizes = dims.of_argument(number, len(expected.shape or ()))
@@ -203,6 +219,8 @@ def make_inputs(signature: Signature, given: list[str], dims: Dims) -> list[Any]
                 values.append(random_value(with_dims(expected, sizes), number))
         except InputError as error:
             raise DiagnosticError(where, str(error)) from error
+        except MemoryError as error:
+            raise DiagnosticError(where, "too large for the memory of this machine") from error
     return values
 
 
@@ -242,9 +260,19 @@ def _output_path(option: str) -> str:
 
 
 def parse_parameters(options: list[str]) -> dict[str, str]:
-    """Read ``[SCOPE=]FILE``: files by their scope."""
+    """Read ``[SCOPE=]FILE``: files by their scope.
+
+    Raises:
+        DiagnosticError: There is no file, or a second one of a scope.
+    """
     found: dict[str, str] = {}
     for option in options:
         scope, _, path = option.rpartition("=")
+        if not path:
+            raise DiagnosticError(f"--parameters={option}", "expected [SCOPE=]FILE")
+        if scope in found:
+            raise DiagnosticError(
+                f"--parameters={option}", f"the scope '{scope}' already has {found[scope]}"
+            )
         found[scope] = path
     return found

@@ -20,7 +20,7 @@ from block32.tools.compile import (
 )
 from block32.tools.compiler import CompileOptions
 from block32.tools.onnx_model import read_argument
-from block32.tools.output import write_output
+from block32.tools.output import check_outputs, write_output
 from block32.tools.transform_spec import SPEC_FLAG, SpecResult, make_spec
 
 _EXAMPLES = f"""examples:
@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print.
     """
     path, flags = split_input(arguments.iree_flags, "block32 spec")
+    check_outputs([arguments.output], [path], takes_stdout=True)
     source, name = read_argument(path)
     with Console(stderr=True).status(f"{name}: spec"):
         result = _make(source, name, path, arguments, flags)

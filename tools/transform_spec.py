@@ -29,10 +29,10 @@ from block32.passes.symbols import symbol_of
 from block32.passes.walk import operations_where
 from block32.tools.compiler import CompileOptions, import_source, parse_module, path_of, run_passes
 from block32.tools.iree_compile import run_iree_compile
+from block32.tools.options import CPU_FLAG
 
 SPEC_FLAG: Final = "--iree-preprocessing-transform-spec-filename"
 
-_CPU_FLAG: Final = "--iree-llvmcpu-target-cpu"
 #: The CPU whose features every CPU of its architecture has.
 _BASELINE_CPU: Final = "generic"
 _REFUSED_FLAGS: Final = {
@@ -97,7 +97,7 @@ def make_spec(
 
 def with_baseline_cpu(options: CompileOptions) -> CompileOptions:
     """The options of a spec: whoever uses it may have another machine than this one."""
-    is_named = any(flag.startswith(_CPU_FLAG) for flag in options.flags)
+    is_named = any(flag.startswith(CPU_FLAG) for flag in options.flags)
     if options.cpu is not None or is_named or options.target_name() != "cpu":
         return options
     return dataclasses.replace(options, cpu=_BASELINE_CPU)
@@ -179,7 +179,7 @@ def _header(
             f"Its kernels need {shlex.join(needed)}: with another CPU the compiler aborts."
         )
     elif options.target_name() == "cpu":
-        lines.append(f"Its kernels run on every CPU of the architecture; any {_CPU_FLAG} will do.")
+        lines.append(f"Its kernels run on every CPU of the architecture; any {CPU_FLAG} will do.")
     return "".join(f"// {line}\n" for line in lines) + "\n"
 
 

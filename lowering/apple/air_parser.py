@@ -180,12 +180,6 @@ def parse_operand(text: str) -> Operand:
     return Operand(kind, value)
 
 
-def address_space(pointer: str) -> int:
-    """Address space of a pointer type."""
-    match = re.search(r" addrspace\((\d+)\)\*$", pointer)
-    return int(match.group(1)) if match else 0
-
-
 def pointee(pointer: str) -> str:
     """What a pointer type points to."""
     return re.sub(r"( addrspace\(\d+\))?\*$", "", pointer)

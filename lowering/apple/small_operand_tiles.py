@@ -58,7 +58,6 @@ class SmallOperandTiles:
         self.element = element
         self.multiplied = atom.lhs if is_lhs else atom.rhs
         self.elements = atom.lane_elements
-        self.rows_of_x = is_lhs
         self.row, self.column = atom.first_row(lane), atom.first_column(lane)
         self.starts = [first + tile * atom.size for tile in range(TILES)]
         # The places along K that a lane's two runs begin at, and their rows in the tile.

@@ -11,15 +11,8 @@ from __future__ import annotations
 
 
 def wrapping_limit(arrivals: int) -> int:
-    """The operand of an atomic ``uinc_wrap`` that goes back to 0 after ``arrivals`` calls."""
+    """The operand of an atomic ``uinc_wrap`` that goes back to 0 after ``arrivals`` calls.
+
+    It is also what the last of them finds in the counter.
+    """
     return arrivals - 1
-
-
-def is_last_arrival(before: int, arrivals: int) -> bool:
-    """Whether a workgroup that found ``before`` in the counter is the last one."""
-    return before == wrapping_limit(arrivals)
-
-
-def count_arrival(before: int, arrivals: int) -> int:
-    """What the counter holds after an arrival: the meaning of ``uinc_wrap``."""
-    return 0 if before >= wrapping_limit(arrivals) else before + 1

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common import quantize_launch
 from block32.lowering.common.index import Index, ceil_div, maximum, minimum
@@ -70,8 +72,9 @@ class Gfx950Target(Target):
         if split:
             buffers[split_k.SLOTS] = Buffer("f32", lambda m: _most(split, m, _slot_elements))
         if in_launch:
-            counters = Buffer("i32", lambda m: _most(in_launch, m, Geometry.tiles), zeroed=True)
-            buffers[split_k.COUNTERS] = counters
+            buffers[split_k.COUNTERS] = Buffer(
+                "i32", lambda m: _most(in_launch, m, Geometry.tiles), zeroed=True
+            )
         counters = (split_k.COUNTERS,) if in_launch else ()
         slots = (split_k.SLOTS,) if split else ()
         gemm = Launch(
@@ -160,7 +163,7 @@ def _slot_elements(geometry: Geometry, m: Index) -> Index:
     return geometry.tiles(m) * (geometry.splits * geometry.slot_elements)
 
 
-def _most(geometries: list[Geometry], m: Index, need) -> Index:
+def _most(geometries: list[Geometry], m: Index, need: Callable[[Geometry, Index], Index]) -> Index:
     """The largest need of any tier, each at the largest M that it serves up to ``m``."""
     largest: Index = 0
     for geometry in geometries:

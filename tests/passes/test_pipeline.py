@@ -85,6 +85,26 @@ def test_an_unregistered_pass_is_an_error() -> None:
     assert failure.value.diagnostic is not None
 
 
+def test_an_error_of_mlir_is_one_located_line() -> None:
+    """What MLIR says with it, notes and the op in full, is left out."""
+    with pytest.raises(DiagnosticError) as parsed:
+        parse_module(PROGRAM.replace(b"1 : i32", b"1 : i99x", 1), "model.mlir")
+    assert parsed.value.location.startswith("model.mlir:3:")
+    text = b"""
+    util.func public @f(%x: tensor<4xi32>) -> tensor<4xi32> {
+      %y = tosa.abs %x : (tensor<4xi32>) -> tensor<4xi32>
+      util.return %y : tensor<4xi32>
+    }
+    """
+    module = parse_module(text, "model.mlir")
+    with pytest.raises(PassFailedError) as failure:
+        run_pipeline(module, [RegisteredPass("iree-verify-input-legality")], Report())
+    assert failure.value.diagnostic is not None
+    assert failure.value.diagnostic.render() == (
+        "-:3:12: error: 'tosa.abs' op : illegal op still exists"
+    )
+
+
 def test_a_failure_names_the_pass_the_place_and_the_ir_before() -> None:
     module = parse_module(PROGRAM, "model.mlir")
     with pytest.raises(PassFailedError) as failure:

@@ -196,6 +196,11 @@ def test_external_parameters(tmp_path: Path) -> None:
         load(vmfb, parameters={"model": tmp_path / "missing.irpa"})
     with pytest.raises(LoadError, match="cannot read the parameters"):
         load(vmfb, parameters={"model": Path(__file__)})
+    (tmp_path / "empty.irpa").touch()
+    with pytest.raises(LoadError, match="cannot read the parameters: the file is empty"):
+        load(vmfb, parameters={"model": tmp_path / "empty.irpa"})
+    with pytest.raises(LoadError, match="expected a file"):
+        load(vmfb, parameters={"model": tmp_path})
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(LoadError, match="cannot read the parameters: file segment out of range"):
         load(vmfb, parameters={"model": path})

@@ -17,6 +17,8 @@ from iree.compiler.tools.binaries import find_tool
 
 import block32
 from block32.runtime.errors import CallError
+from block32.tools import compile as compile_command
+from block32.tools import iree_compile
 from block32.tools.cli import main
 from block32.tools.compiler import CompileOptions, compile_source
 
@@ -286,6 +288,8 @@ def test_the_target_follows_the_flags_for_devices(flags: tuple[str, ...], target
         ),
         (["--target=vax"], "unknown target 'vax'; expected one of cpu"),
         (["--target=cpu", "--cpu=z80"], "z80"),
+        (["--target=cpu", "--cpu="], "expected the name of a CPU"),
+        (["--version"], "iree-compile printed 'IREE (https://iree.dev):' instead of a module"),
         (["--target=cpu", "--no-such-flag"], "no-such-flag"),
         (["--target=cpu", "--compile-from=flow"], "starts after block32's passes"),
         (["--target=cpu", "second.mlir"], "expected one input but got"),
@@ -320,6 +324,45 @@ def test_no_output_of_any_name_is_a_traceback(
     assert main(["compile", str(model), "--compile-to=input", "-o", name]) == 1
     assert ": error: cannot write the output: " in capfd.readouterr().err
     assert [p.name for p in model.parent.iterdir()] == ["model.mlir"]
+
+
+def test_an_output_never_takes_the_place_of_the_input(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    link = model.with_name("link.mlir")
+    link.symlink_to(model.name)
+    before = model.read_text()
+    assert main(["compile", str(model), "-o", str(link)]) == 1
+    assert f"{link}: error: this file is also an input" in capfd.readouterr().err
+    assert model.read_text() == before
+
+
+def test_a_missing_iree_compile_is_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def not_found(name: str) -> str:
+        raise ValueError(f"IREE compiler tool '{name}' was not found")
+
+    monkeypatch.setattr(iree_compile, "find_tool", not_found)
+    assert main(["compile", str(model), "-o", str(model.with_suffix(".vmfb"))]) == 1
+    assert "error: the program iree-compile is missing; install" in capfd.readouterr().err
+    # `doctor` says it in its report.
+    iree_compile.device_facts.cache_clear()
+    assert main(["doctor", "--json"]) == 1
+    assert "the compiler cannot name it: the program iree-compile is missing" in (
+        capfd.readouterr().out
+    )
+
+
+def test_running_out_of_memory_is_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(compile_command, "read_argument", no_memory)
+    assert main(["compile", str(model)]) == 1
+    assert capfd.readouterr().err == "block32: error: the memory of this machine does not suffice\n"
 
 
 def test_an_output_that_is_a_link_stays_one(model: Path) -> None:

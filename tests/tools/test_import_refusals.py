@@ -77,7 +77,7 @@ def test_outputs_that_are_something_else_too(tmp_path: Path, capsys: Capture, na
     before = path.read_bytes()
     outputs = [f"-o{tmp_path}/x", f"--output-params={tmp_path}/./{name}"]
     assert main(["import", "checkpoint", str(path), *outputs]) == 1
-    assert "error: the output is an input or the other output, too" in capsys.readouterr().err
+    assert "error: this file is also an input or another output" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == ["m.safetensors"]
 

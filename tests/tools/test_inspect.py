@@ -144,6 +144,30 @@ def test_execute_refuses_rows_of_another_tier(module: str, capsys: pytest.Captur
     assert "tier 0 serves 1 to 8 rows but got 20" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--m=0",), "--m: expected a whole number from 1 on but got '0'"),
+        (("--m=-4", "--execute"), "--m: expected a whole number from 1 on but got '-4'"),
+        (("--seed=-1", "--execute"), "--seed: expected a whole number from 0 on but got '-1'"),
+    ],
+)
+def test_numbers_that_make_no_sense(
+    module: str, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+):
+    with pytest.raises(SystemExit):
+        main(["inspect", module, *options])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--execute"])
+def test_a_listing_is_neither_json_nor_a_run(
+    module: str, capsys: pytest.CaptureFixture[str], option: str
+):
+    assert main(["inspect", module, "--disassemble", option]) == 1
+    assert "--disassemble: error: expected neither --json nor --execute" in capsys.readouterr().err
+
+
 def test_a_module_without_gfx950_code_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

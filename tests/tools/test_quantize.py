@@ -107,6 +107,29 @@ def linear(
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "m.mlir"), "m.mlir: error: this file is also an input or another output"),
+        (("--output-params=m.irpa",), "m.irpa: error: this file is also an input"),
+        (("-o", "-"), "<stdout>: error: this output cannot go there; expected a file name"),
+        (("-o", "missing/q.mlir"), "missing/q.mlir: error: cannot write the output"),
+    ],
+)
+def test_outputs_that_cannot_be(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert quantize(folder, *options) == 1
+    assert capsys.readouterr().err.startswith(message)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
     ("options", "block", "element", "dynamic"),
     [
         ((), (32, 32), "e4m3", True),
@@ -267,7 +290,7 @@ def test_two_outputs_of_one_name(
     folder: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     error = refused(folder, capsys, "--output-params=" + f"{folder}/q.json", option.format(folder))
-    assert "error: two outputs go to this file; expected another name" in error
+    assert "error: this file is also an input or another output; expected another name" in error
 
 
 def test_a_name_that_the_archive_has_already(

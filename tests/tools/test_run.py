@@ -90,7 +90,6 @@ def test_takes_the_only_function(tmp_path: Path, capsys: pytest.CaptureFixture[s
 BAD_COMMANDS = [
     (("--function=man",), "no function 'man'; expected one of: main, scale, twice"),
     (("--device=gpu",), "unknown device 'gpu'"),
-    (("--repeat=0",), "expected at least 1 but got 0"),
     (("--function=scale",), "dimension 0 of tensor<?x4xf32> has no size; give --dim=M=SIZE"),
     (("--dim=N=4",), "expected M=SIZE or INPUT.DIM=SIZE"),
     (("--dim=M=x",), "expected M=SIZE or INPUT.DIM=SIZE"),
@@ -98,8 +97,21 @@ BAD_COMMANDS = [
     (("--input=4x63xf8E4M3FN=zeros",), "argument 0: expected tensor<4x64xf8E4M3FN> but got"),
     (("--input=@missing.npy",), "cannot read missing.npy: no such file or directory"),
     (("--output=y.npy",), "expected @FILE"),
-    (("--output=@a",) * 3, "the function has 2 results but 3 are to be saved"),
+    (
+        ("--output=@a", "--output=@b", "--output=@c"),
+        "the function has 2 results but 3 are to be saved",
+    ),
     (("--output=@missing/y.npy",), "cannot write the output: no such file or directory"),
+    (("--output=@-",), "this output cannot go there; expected a file name"),
+    (("--output=@y.npy", "--output=@y.npy"), "this file is also an input or another output"),
+    (("--function=scale", "--dim=M=2", "--dim=0.1=4"), "expected INPUT.DIM of a dynamic dimension"),
+    (("--function=scale", "--dim=M=2", "--dim=1.0=4"), "expected INPUT.DIM of a dynamic dimension"),
+    (("--function=scale", "--dim=M=2", "--dim=9.0=4"), "expected INPUT.DIM of a dynamic dimension"),
+    (("--function=scale", "--dim=M=9999999999999"), "bytes for one tensor are too many"),
+    (("--parameters=",), "expected [SCOPE=]FILE"),
+    (("--parameters=model=",), "expected [SCOPE=]FILE"),
+    (("--parameters=a=x", "--parameters=a=y"), "the scope 'a' already has x"),
+    (("--parameters=a=missing",), "cannot read the parameters: no such file or directory"),
 ]
 
 
@@ -117,6 +129,32 @@ def test_refuses(
     assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert not list(tmp_path.iterdir())
+
+
+def test_an_output_never_takes_the_place_of_the_module(vmfb: str) -> None:
+    before = Path(vmfb).read_bytes()
+    with pytest.raises(DiagnosticError, match="also an input or another output"):
+        run(vmfb, f"--output=@{vmfb}")
+    assert Path(vmfb).read_bytes() == before
+
+
+def test_an_input_that_memory_does_not_hold(vmfb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(command, "random_value", no_memory)
+    with pytest.raises(DiagnosticError, match="too large for the memory") as caught:
+        run(vmfb)
+    assert caught.value.location == "input 0"
+
+
+@pytest.mark.parametrize("repeat", ["0", "-3", "x", ""])
+def test_repeats_are_counted_from_1(
+    vmfb: str, repeat: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(vmfb, f"--repeat={repeat}")
+    assert f"expected a whole number from 1 on but got '{repeat}'" in capsys.readouterr().err
 
 
 def test_refuses_to_choose_among_functions(tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def test_mutation_of_the_places_along_k(monkeypatch: pytest.MonkeyPatch) -> None
     right = SmallOperandTiles._operand
 
     def shifted(self: SmallOperandTiles, first: Any, second: Any, number: int) -> Any:
-        moves = self.rows_of_x
-        return right(self, first, second, (number + 1) % 4 if moves else number)
+        is_x = not isinstance(self.operand.rows, int)  # M is known at run time only
+        return right(self, first, second, (number + 1) % 4 if is_x else number)
 
     monkeypatch.setattr(SmallOperandTiles, "_operand", shifted)
     operands = random_operands(_case(32, 32, 32))
