@@ -183,11 +183,18 @@ def of_function(function: ir.Operation | ir.OpView) -> Composite | None:
     """The composite that a ``util.func`` is, or None for an ordinary function.
 
     Raises:
-        DiagnosticError: The attribute is malformed, or does not fit the function's type.
+        DiagnosticError: The attribute is malformed, or does not fit the function's type; or the
+            function has no body and became an import of IREE's.
     """
     if not is_composite(function):
         return None
     operation = function.operation
+    if _is_import(operation):
+        raise error_at(
+            operation,
+            "is a composite that is declared only, which iree-compile takes for an import; "
+            "expected a body that says what it computes",
+        )
     try:
         with operation.context, ir.Location.unknown():
             composite = parse(operation.attributes[ATTRIBUTE])
@@ -196,6 +203,13 @@ def of_function(function: ir.Operation | ir.OpView) -> Composite | None:
     except BadAttributeError as error:
         raise error_at(operation, f"has a malformed '{ATTRIBUTE}': {error}") from error
     return composite
+
+
+def _is_import(function: ir.Operation) -> bool:
+    """Whether IREE took a function without a body for one of the runtime's, of buffer views."""
+    signature = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    types = map(str, (*signature.inputs, *signature.results))
+    return not list(function.regions[0].blocks) and "!hal.buffer_view" in types
 
 
 def _tensor_types(types: list[ir.Type]) -> list[ir.RankedTensorType]:

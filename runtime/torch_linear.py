@@ -13,7 +13,7 @@ Quantising an activation is an operator of its own, ``torch.ops.block32.quantize
 # pyright: reportUnknownVariableType=false, reportUntypedBaseClass=false
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -30,6 +30,8 @@ from block32.runtime.quantizer import FORMATS, Loss, quantize_rows
 BLOCKS: Final = ((1, BLOCK_K), (32, BLOCK_K))
 #: What may be done to an activation: nothing (W8A16), or one scale a row and 32 K.
 ACTIVATIONS: Final = ("none", "mxfp8")
+#: What may be quantised at run time.
+QUANTIZED_FROM: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 _LARGEST: Final = 448.0
 _SMALLEST_NORMAL: Final = 1 << 23
@@ -45,6 +47,24 @@ _ADDENDS: Final = {
 _BYTE_FLOATS: Final = {"weight": torch.float8_e4m3fn, "weight_scale": torch.float8_e8m0fnu}
 
 
+def _check_rows(x: torch.Tensor, rule: str) -> None:
+    """Refuse what ``quantize_mxfp8`` cannot take, when it runs and when it is exported."""
+    if x.dtype not in QUANTIZED_FROM:
+        raise ValueError(f"expected values of {_listed(QUANTIZED_FROM)} but got {x.dtype}")
+    if x.dim() != 2:
+        raise ValueError(f"expected a matrix [M, K] but got {list(x.shape)}")
+    _check_rule(rule)
+
+
+def _check_rule(rule: str) -> None:
+    if rule not in tuple(_ADDENDS):
+        raise ValueError(f"expected a rule of {_listed(_ADDENDS)} but got '{rule}'")
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
 @torch.library.custom_op("block32::quantize_mxfp8", mutates_args=())
 def quantize_mxfp8(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise rows: the bytes of ``block32.runtime.reference.quantize``.
@@ -55,7 +75,11 @@ def quantize_mxfp8(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tens
 
     Returns:
         Codes ``[M, K]`` as ``float8_e4m3fn``, scales ``[M, ceil(K/32)]`` as ``float8_e8m0fnu``.
+
+    Raises:
+        ValueError: x is of another type or no matrix, or there is no such rule.
     """
+    _check_rows(x, rule)
     rows, k = x.shape
     blocks = ceil_div(k, BLOCK_K)
     padded = functional.pad(x.float(), (0, blocks * BLOCK_K - k)).reshape(rows, blocks, BLOCK_K)
@@ -72,6 +96,7 @@ def quantize_mxfp8(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tens
 
 @quantize_mxfp8.register_fake
 def _(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_rows(x, rule)
     rows, k = x.shape
     return (
         x.new_empty((rows, k), dtype=torch.float8_e4m3fn),
@@ -137,6 +162,8 @@ class MXLinear(nn.Module):
         Raises:
             ValueError: The weight has a NaN or an infinity, or an argument is of another kind.
         """
+        if not isinstance(linear, nn.Linear):
+            raise ValueError(f"expected an nn.Linear but got {type(linear).__name__}")
         has_bias = linear.bias is not None
         layer = cls(
             linear.in_features,
@@ -228,9 +255,8 @@ def _check(k: int, n: int, block: tuple[int, int], activation: str, rule: str) -
     if not isinstance(block, (tuple, list)) or tuple(block) not in BLOCKS:
         raise ValueError(f"expected a block of (1, 32) or (32, 32) but got {block}")
     if activation not in ACTIVATIONS:
-        raise ValueError(f"expected an activation of {ACTIVATIONS} but got '{activation}'")
-    if rule not in _ADDENDS:
-        raise ValueError(f"expected a rule of {tuple(_ADDENDS)} but got '{rule}'")
+        raise ValueError(f"expected an activation of {_listed(ACTIVATIONS)} but got '{activation}'")
+    _check_rule(rule)
 
 
 def _scaled(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
@@ -308,7 +334,9 @@ def convert_linear(
     """
     if isinstance(module, nn.Linear):
         raise ValueError("expected a module around the linear layer; use MXLinear.from_linear")
-    if isinstance(keep, str):
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"expected an nn.Module but got {type(module).__name__}")
+    if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise ValueError(f"expected a list of patterns as keep but got '{keep}'")
     found = list(_linear_layers(module))
     names = [name for name, _, _ in found]

@@ -256,8 +256,9 @@ def with_nan() -> nn.Module:
             {},
             "layer '0': expected a weight of real numbers but it has no values",
         ),
-        (Model, {"activation": "int8"}, "expected an activation of"),
-        (Model, {"rule": "nearest"}, "expected a rule of"),
+        (Model, {"activation": "int8"}, "expected an activation of none, mxfp8 but got 'int8'"),
+        (Model, {"rule": "nearest"}, "expected a rule of floor, rceil, ceil, even but got"),
+        (Model, {"keep": 5}, "expected a list of patterns as keep but got '5'"),
     ],
 )
 def test_what_cannot_be_converted_is_left_whole(make: Any, arguments: Any, message: str) -> None:
@@ -265,6 +266,26 @@ def test_what_cannot_be_converted_is_left_whole(make: Any, arguments: Any, messa
     with pytest.raises(ValueError, match=message):
         convert_linear(model, **arguments)
     assert not any(isinstance(layer, MXLinear) for layer in model.modules())
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(ValueError, match=r"expected an nn\.Module but got list"):
+        convert_linear([nn.Linear(32, 32)])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"expected an nn\.Linear but got ReLU"):
+        MXLinear.from_linear(nn.ReLU())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_the_operator_refuses(device: str) -> None:
+    """When it runs, and when an exporter asks only for shapes."""
+    quantize = torch.ops.block32.quantize_mxfp8
+    matrix = torch.zeros(2, 64, device=device)
+    with pytest.raises(ValueError, match="expected a rule of floor, rceil, ceil, even but got"):
+        quantize(matrix, "nearest")
+    with pytest.raises(ValueError, match=r"expected a matrix \[M, K\] but got \[1, 2, 64\]"):
+        quantize(matrix[None], "rceil")
+    with pytest.raises(ValueError, match=r"torch.float16 but got torch.int64"):
+        quantize(matrix.long(), "rceil")
 
 
 @pytest.mark.parametrize("activation", ["none", "mxfp8"])
