@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from block32.lowering.common.weight_layout import WeightLayout
 from block32.lowering.target import DeviceFacts
 
 #: Activations that a bf16 operand holds exactly; f16 and f32 need f32 operands.
@@ -50,6 +51,13 @@ class InstructionSet:
     def pair(self) -> int:
         """Neighbours along K that share one lane of an operand."""
         return 2 if self.dot == "bf16" else 1
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        """The order of a weight's bytes in which its operands need not be turned."""
+        if self.tiles:
+            return None
+        return WeightLayout(16, 4 if self.widen == "table" else 1)
 
     @property
     def chunk(self) -> int:
