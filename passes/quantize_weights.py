@@ -51,7 +51,7 @@ from block32.dialects.diagnostics import DiagnosticError
 from block32.passes.base import Pass, Report
 from block32.passes.quantizing.layers import find_layers
 from block32.passes.quantizing.marked import replace_by_marked
-from block32.passes.quantizing.patterns import names_matching
+from block32.passes.quantizing.patterns import names_matching, split_patterns
 from block32.passes.quantizing.weights import QuantizedWeight, WeightStore
 from block32.passes.raising.marked_matmul import is_marked
 from block32.runtime.quantizer import FORMATS
@@ -61,14 +61,15 @@ BLOCKS = {"32x32": (32, 32), "1x32": (1, 32)}
 
 @dataclass
 class QuantizeWeightsPass(Pass):
-    """Quantise the weights of linear layers.
+    r"""Quantise the weights of linear layers.
 
     Attributes:
         block: Elements (N x K) that share a scale: ``32x32`` or ``1x32``.
         rule: How scales are chosen: ``rceil``, ``floor``, ``even`` or ``ceil``.
         format: ``mxfp8`` or ``mxfp4``.
         activations: ``mxfp8`` quantises them at run time, ``none`` takes them as they are.
-        keep: Names of layers to leave alone, with ``*`` and ``?``, separated by commas.
+        keep: Names of layers to leave alone, with ``*`` and ``?``, separated by commas; a comma in
+            a name is written as ``\,``.
         weights: What was quantised, in program order; for the caller to read.
     """
 
@@ -91,8 +92,9 @@ class QuantizeWeightsPass(Pass):
         """
         self._check_options()
         layers = [layer for layer in find_layers(module) if not is_marked(layer.op)]
-        patterns = [pattern.strip() for pattern in self.keep.split(",") if pattern.strip()]
-        kept = names_matching(patterns, [layer.name for layer in layers], "block32 quantize")
+        kept = names_matching(
+            split_patterns(self.keep), [layer.name for layer in layers], "block32 quantize"
+        )
         chosen = [layer for layer in layers if layer.name not in kept]
         if not chosen:
             raise DiagnosticError(

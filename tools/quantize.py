@@ -18,6 +18,7 @@ from rich.progress import Progress
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import DiagnosticError
 from block32.passes.quantize_weights import BLOCKS, QuantizeWeightsPass
+from block32.passes.quantizing.patterns import join_patterns
 from block32.passes.quantizing.weights import DTYPES, QuantizedWeight
 from block32.runtime.archive import NewEntry, read_index, write_archive
 from block32.runtime.entry import Entry
@@ -125,7 +126,7 @@ def _rewrite_model(arguments: argparse.Namespace) -> tuple[bytes, str, list[Quan
         rule=arguments.rule,
         format=arguments.format,
         activations=arguments.activations,
-        keep=",".join(arguments.keep),
+        keep=join_patterns(arguments.keep),
     )
     return run_pass(module, name, quantize), name, quantize.weights
 

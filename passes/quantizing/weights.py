@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from iree.compiler import ir
 
-from block32.dialects.diagnostics import DiagnosticError, error_at
+from block32.dialects.diagnostics import error_at
 from block32.lowering.problem import ceil_div
+from block32.passes.constants import read_floats
 from block32.passes.quantizing.layers import Layer, Source, find_layers, globals_of_parameter
 from block32.passes.raising.marked_matmul import is_marked
 from block32.passes.walk import operations_named
@@ -338,8 +339,11 @@ def _array(layer: Layer) -> npt.NDArray[Any]:
             listed = [ir.FloatAttr(v).value for v in value]  # the bindings give no bf16 buffer
             return np.array(listed, np.float32).reshape(layer.shape)
         return np.array(value).reshape(layer.shape)
-    raise DiagnosticError(
-        layer.name,
-        "the weight is a resource; expected a dense constant or a parameter",
-        ("externalise the weights: iree-import or iree.turbine write them as parameters",),
-    )
+    values = read_floats(value)
+    if values is None:
+        raise error_at(
+            layer.op,
+            f"has a weight, '{layer.name}', whose elements are not in the module; expected a dense "
+            "constant, a resource with its bytes, or a parameter",
+        )
+    return values
