@@ -10,7 +10,10 @@ run along N, and the pieces of R rows are one stream. The size stays the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from block32.lowering.common.index import Index
 
@@ -46,6 +49,12 @@ class WeightLayout:
     def fits(self, shape: tuple[int, int]) -> bool:
         """Whether a weight of ``(rows, bytes of a row)`` may have this layout."""
         return shape[0] % self.rows == 0 and shape[1] % ROW_MULTIPLE == 0
+
+    def pack(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """``[rows, bytes]`` in this layout, in an array of the same shape."""
+        rows, row_bytes = codes.shape
+        pieces = codes.reshape(-1, self.rows, self.pieces_of_row(row_bytes), self.row_bytes)
+        return np.ascontiguousarray(pieces.transpose(0, 2, 1, 3)).reshape(rows, row_bytes)
 
     def pieces_of_row(self, bytes_of_row: int) -> int:
         """Pieces side by side along K."""

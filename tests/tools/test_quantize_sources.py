@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``block32 quantize``: weights that are resources, and names of all kinds."""
+"""``block32 quantize``: weights that are resources, names of all kinds, and layouts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from iree import runtime
 
+import block32
 from block32.passes.quantizing.patterns import join_patterns, split_patterns
 from block32.runtime import reference
+from block32.runtime.archive import read_index
 from block32.tools.cli import main
 from block32.tools.compiler import CompileOptions, import_source
 from block32.tools.onnx_model import read_argument
+from tests.lowering.cpu.support import Processor, skip_unless_it_runs
 
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 W = np.random.default_rng(5).standard_normal((64, 32)).astype(np.float16)
@@ -127,3 +131,102 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     module, _, _ = import_source(source, name, CompileOptions(target="cpu"))
     assert reads == [path]
     assert "m.mlir" in module.operation.get_asm(enable_debug_info=True)
+
+
+ARGUMENTS = ("--params={0}/m.irpa", "--output-params={0}/q.irpa", "--layout=n16k1")
+
+
+def wide_model(folder: Path) -> str:
+    """A layer of whole pieces, one of others, and their parameters."""
+    rng = np.random.default_rng(9)
+    parameters = {
+        "wide": rng.standard_normal((64, 64)).astype(np.float32),
+        "narrow": rng.standard_normal((40, 64)).astype(np.float32),
+    }
+    runtime.save_archive_file(parameters, folder / "m.irpa")
+    return """
+#mk = affine_map<(m, n, k) -> (m, k)>
+#nk = affine_map<(m, n, k) -> (n, k)>
+#mn = affine_map<(m, n, k) -> (m, n)>
+util.global private @wide = #flow.parameter.named<"model"::"wide"> : tensor<64x64xf32>
+util.global private @narrow = #flow.parameter.named<"model"::"narrow"> : tensor<40x64xf32>
+func.func @main(%x: tensor<9x64xf32>) -> tensor<9x40xf32> {
+  %wide = util.global.load @wide : tensor<64x64xf32>
+  %narrow = util.global.load @narrow : tensor<40x64xf32>
+  %z = arith.constant dense<0.0> : tensor<9x64xf32>
+  %h = linalg.matmul indexing_maps = [#mk, #nk, #mn]
+      ins(%x, %wide : tensor<9x64xf32>, tensor<64x64xf32>)
+      outs(%z : tensor<9x64xf32>) -> tensor<9x64xf32>
+  %z2 = arith.constant dense<0.0> : tensor<9x40xf32>
+  %y = linalg.matmul indexing_maps = [#mk, #nk, #mn]
+      ins(%h, %narrow : tensor<9x64xf32>, tensor<40x64xf32>)
+      outs(%z2 : tensor<9x40xf32>) -> tensor<9x40xf32>
+  return %y : tensor<9x40xf32>
+}
+"""
+
+
+def test_a_layout_changes_the_order_of_the_bytes_alone(tmp_path: Path) -> None:
+    source = wide_model(tmp_path)
+    options = [option.format(tmp_path) for option in ARGUMENTS]
+    assert quantize(tmp_path, source, *options[:2]) == 0
+    plain = read_index(tmp_path / "q.irpa")["wide"].read()
+    assert quantize(tmp_path, source, *options) == 0
+    entries = read_index(tmp_path / "q.irpa")
+    rows = np.frombuffer(plain, np.uint8).reshape(64, 64)
+    pieces = [rows[at : at + 16, k].tobytes() for at in range(0, 64, 16) for k in range(64)]
+    assert entries["wide"].read() == b"".join(pieces)
+    text = (tmp_path / "q.mlir").read_text()
+    assert '@wide_mx {block32.layout = "n16k1"} = #flow.parameter.named<"model"::"wide">' in text
+    assert '@narrow_mx = #flow.parameter.named<"model"::"narrow">' in text, "40 rows are no pieces"
+
+
+def test_a_model_in_a_layout_gives_the_same_numbers(tmp_path: Path) -> None:
+    skip_unless_it_runs(Processor("avx2", "haswell"))
+    source = wide_model(tmp_path)
+    options = [option.format(tmp_path) for option in ARGUMENTS]
+    x = np.random.default_rng(1).standard_normal((9, 64)).astype(np.float32)
+    results = []
+    for chosen in (options[:2], options):
+        assert quantize(tmp_path, source, *chosen) == 0
+        remarks: list[str] = []
+        vmfb = block32.compile(
+            tmp_path / "q.mlir",
+            cpu="haswell",
+            on_remark=lambda remark, to=remarks: to.append(remark.message),
+        )
+        assert any("stored as 'n16k1'" in message for message in remarks) == (chosen is options)
+        results.append(run_with_parameters(vmfb, tmp_path / "q.irpa", x))
+    assert np.linalg.norm(results[0] - results[1]) < 5e-3 * np.linalg.norm(results[0])
+
+
+def run_with_parameters(vmfb: bytes, archive: Path, x: np.ndarray) -> np.ndarray:
+    config = runtime.Config("local-task")
+    index = runtime.ParameterIndex()
+    index.load(str(archive))
+    parameters = runtime.create_io_parameters_module(
+        config.vm_instance, index.create_provider(scope="model")
+    )
+    module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
+    loaded = runtime.load_vm_modules(parameters, module, config=config)[-1]
+    return np.asarray(loaded["main"](x).to_host())
+
+
+@pytest.mark.parametrize("command", [["--target=portable"], ["--target=gfx950"], ["--cpu=znver4"]])
+def test_a_model_in_a_layout_is_for_processors_that_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    options = [option.format(tmp_path) for option in ARGUMENTS]
+    assert quantize(tmp_path, wide_model(tmp_path), *options) == 0
+    output = tmp_path / "m.vmfb"
+    assert main(["compile", f"{tmp_path}/q.mlir", "-o", str(output), "--quiet", *command]) == 1
+    error = capsys.readouterr().err
+    assert "q.mlir:" in error
+    assert "op has a weight that is stored as 'n16k1', which no kernel for it on" in error
+    assert not output.exists()
+
+
+def test_layouts_are_for_8_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [option.format(tmp_path) for option in ARGUMENTS]
+    assert quantize(tmp_path, wide_model(tmp_path), *options, "--format=mxfp4") == 1
+    assert "the layout 'n16k1' is for mxfp8 weights; expected 'plain'" in capsys.readouterr().err
