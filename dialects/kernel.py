@@ -131,6 +131,8 @@ class KernelTier:
             parts.append(f"K_PACK {self.k_pack}")
         if self.splits > 1:
             parts.append(f"split-K {self.splits} {self.reduce}")
+        if self.weight_layout != "plain":
+            parts.append(f"over {self.weight_layout}")
         if self.quantize != "none":
             parts.append(f"quantize {self.quantize}")
         return " ".join(parts)
@@ -179,6 +181,12 @@ class KernelConfig:
                 "target": ir.StringAttr.get(self.target),
                 "tiers": ir.ArrayAttr.get([tier.build() for tier in self.tiers]),
             }
+        )
+
+    def describe(self) -> str:
+        """The tiers for a remark, each with the rows that it serves."""
+        return "; ".join(
+            (f"M <= {tier.max_m}: " if tier.max_m else "") + tier.describe() for tier in self.tiers
         )
 
     def tier_for(self, m: int) -> KernelTier:

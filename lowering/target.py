@@ -17,6 +17,7 @@ from iree.compiler import ir
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.common.index import Index
+from block32.lowering.common.weight_layout import PLAIN
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 
@@ -48,6 +49,24 @@ class Selection:
 
     config: KernelConfig | None
     reason: str
+
+
+@dataclass(frozen=True)
+class LayoutTiers:
+    """What a target would choose for a weight in another order of bytes.
+
+    Attributes:
+        tiers: The tiers, all of one ``weight_layout``; empty where it has no such kernels.
+        pays: They are faster than those of the plain order.
+    """
+
+    tiers: tuple[KernelTier, ...] = ()
+    pays: bool = False
+
+    @property
+    def layout(self) -> str:
+        """The order that the tiers read."""
+        return self.tiers[0].weight_layout if self.tiers else PLAIN
 
 
 @dataclass(frozen=True)
@@ -148,6 +167,11 @@ class Target(ABC):
     @abstractmethod
     def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """``select`` for a problem of a kind that the target has kernels for."""
+
+    def choose_layout_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> LayoutTiers:
+        """The tiers over a weight whose bytes may be put in another order; none by default."""
+        del problem, facts
+        return LayoutTiers()
 
     @abstractmethod
     def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:

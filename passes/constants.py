@@ -55,9 +55,32 @@ def _printed_values(text: str, dtype: Any, shape: list[int]) -> npt.NDArray[Any]
     return np.array([float(number) for number in numbers]).astype(dtype).reshape(shape)
 
 
+def is_constant(attribute: ir.Attribute) -> bool:
+    """Whether an attribute holds the elements of a tensor, and does not name a parameter."""
+    # The bindings know dense_resource<...> by its text alone.
+    return isinstance(attribute, ir.DenseElementsAttr) or _is_resource(attribute)
+
+
+def _is_resource(attribute: ir.Attribute) -> bool:
+    return str(attribute).startswith("dense_resource<")
+
+
+def read_codes(attribute: ir.Attribute) -> npt.NDArray[np.int8] | None:
+    """The bytes of a constant of an 8-bit float; None for one that is written as numbers."""
+    shape = ir.RankedTensorType(attribute.type).shape if hasattr(attribute, "type") else []
+    if isinstance(attribute, ir.DenseElementsAttr):
+        content, _, _ = str(attribute).removeprefix("dense<").rpartition("> : ")
+        found = bytes.fromhex(content[3:-1]) if content.startswith('"0x') else None
+    else:
+        found = resource_bytes(attribute)
+    if found is None or len(found) != np.prod(shape):
+        return None
+    return np.frombuffer(found, np.int8).reshape(shape)
+
+
 def resource_bytes(attribute: ir.Attribute) -> bytes | None:
     """The bytes behind ``dense_resource<name>``, which the bindings show in printed IR alone."""
-    if not str(attribute).startswith("dense_resource<"):
+    if not _is_resource(attribute):
         return None
     with attribute.context, ir.Location.unknown():
         module = ir.Module.create()

@@ -44,6 +44,7 @@ from block32.dialects.kernel import ATTRIBUTE, KernelConfig
 from block32.lowering.portable.expand import expand
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
+from block32.passes.weight_sources import check_layout
 
 
 @dataclass
@@ -54,11 +55,17 @@ class ExpandPortablePass(Pass):
     summary: ClassVar[str] = "rewrite matmuls without a kernel as plain linalg"
 
     def run(self, module: ir.Module, report: Report) -> None:
-        """See the module's docstring."""
+        """See the module's docstring.
+
+        Raises:
+            DiagnosticError: A weight's bytes are in another order than the plain one.
+        """
         del report
+        symbols = ir.SymbolTable(module.operation)
         for matmul in canonical.matmuls_of(module):
             op = matmul.op
             if _is_portable(op):
+                check_layout(matmul, symbols)
                 with ir.InsertionPoint(op), op.location:
                     value = expand(matmul.problem, matmul.host_operands())
                 op.results[0].replace_all_uses_with(value)

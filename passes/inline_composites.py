@@ -41,9 +41,10 @@ from block32.dialects import composite
 from block32.dialects.diagnostics import error_at
 from block32.lowering.common.functions import inline_call
 from block32.passes.base import Pass, Report
-from block32.passes.canonical import CALL_NAME
+from block32.passes.canonical import CALL_NAME, matmuls_of
 from block32.passes.symbols import callee_of, symbol_of
 from block32.passes.walk import operations_named
+from block32.passes.weight_sources import check_layout
 
 
 @dataclass
@@ -57,10 +58,14 @@ class InlineCompositesPass(Pass):
         """See the module's docstring.
 
         Raises:
-            DiagnosticError: A composite is malformed, calls itself, or is called and has no body
-                of one block.
+            DiagnosticError: A composite is malformed, calls itself, is called and has no body of
+                one block, or gets a weight whose bytes are in another order than the plain one.
         """
         del report
+        symbols = ir.SymbolTable(module.operation)
+        for matmul in matmuls_of(module):
+            if matmul.op.name == CALL_NAME:
+                check_layout(matmul, symbols)
         composites = {
             symbol_of(function): function
             for function in operations_named(module, "util.func")

@@ -53,12 +53,16 @@ from typing import ClassVar, Final
 
 from iree.compiler import ir
 
+from block32.dialects import layout
+from block32.dialects.diagnostics import error_at
 from block32.lowering.common.functions import declare_function
+from block32.lowering.common.weight_layout import PLAIN
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
 from block32.passes.raise_ import candidates, leave_alone, match, raise_op
 from block32.passes.raising.contraction import NotServedError
 from block32.passes.symbols import callee_of, symbol_of
+from block32.passes.walk import operations_named
 
 CALL_PREFIX: Final = "block32_call_"
 MATCH_PREFIX: Final = "block32_match_"
@@ -80,8 +84,10 @@ class IsolatePass(Pass):
         """See the module's docstring.
 
         Raises:
-            DiagnosticError: A marked matmul cannot be raised.
+            DiagnosticError: A marked matmul cannot be raised, or a weight's bytes are in another
+                order than a spec's kernels read.
         """
+        _refuse_layouts(module)
         program = [op.operation for op in module.body]
         symbols = ir.SymbolTable(module.operation)
         loaded: set[str] = set()
@@ -106,6 +112,16 @@ class IsolatePass(Pass):
             else:
                 op.erase()
         module.operation.attributes["transform.with_named_sequence"] = ir.UnitAttr.get()
+
+
+def _refuse_layouts(module: ir.Module) -> None:
+    """A spec's kernels are given weights as they are, and cannot know in which order."""
+    for op in operations_named(module, "util.global"):
+        name = layout.of_global(op)
+        if name != PLAIN:
+            raise error_at(
+                op, f"holds a weight that is stored as '{name}'; expected '{PLAIN}' for a spec"
+            )
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ from block32.lowering.problem import ScaledMatmul
 from block32.lowering.targets import target_named
 from block32.passes import canonical
 from block32.passes.base import Pass, Report
+from block32.passes.weight_sources import check_layout
 
 FUNCTION_PREFIX = "block32_matmul"
 #: On the functions that record dispatches: a program may have names like ours.
@@ -76,11 +77,16 @@ class OutlinePass(Pass):
     summary: ClassVar[str] = "turn selected matmuls into dispatches of executables"
 
     def run(self, module: ir.Module, report: Report) -> None:
-        """See the module's docstring."""
+        """See the module's docstring.
+
+        Raises:
+            DiagnosticError: A weight's bytes are in another order than its kernel reads.
+        """
         del report
         program = ir.SymbolTable(module.operation)
         functions: dict[tuple[ScaledMatmul, KernelConfig], str] = {}
         for matmul in canonical.matmuls_of(module):
+            check_layout(matmul, program)
             if ATTRIBUTE not in matmul.op.attributes:
                 continue
             config = KernelConfig.parse(matmul.op.attributes[ATTRIBUTE])

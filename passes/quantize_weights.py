@@ -48,10 +48,11 @@ from iree.compiler import ir
 
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import DiagnosticError
+from block32.lowering.common.weight_layout import LAYOUTS, PLAIN
 from block32.passes.base import Pass, Report
 from block32.passes.quantizing.layers import find_layers
 from block32.passes.quantizing.marked import replace_by_marked
-from block32.passes.quantizing.patterns import names_matching
+from block32.passes.quantizing.patterns import names_matching, split_patterns
 from block32.passes.quantizing.weights import QuantizedWeight, WeightStore
 from block32.passes.raising.marked_matmul import is_marked
 from block32.runtime.quantizer import FORMATS
@@ -61,14 +62,17 @@ BLOCKS = {"32x32": (32, 32), "1x32": (1, 32)}
 
 @dataclass
 class QuantizeWeightsPass(Pass):
-    """Quantise the weights of linear layers.
+    r"""Quantise the weights of linear layers.
 
     Attributes:
         block: Elements (N x K) that share a scale: ``32x32`` or ``1x32``.
         rule: How scales are chosen: ``rceil``, ``floor``, ``even`` or ``ceil``.
         format: ``mxfp8`` or ``mxfp4``.
+        layout: The order of the codes (see ``lowering/common/weight_layout.py``), for weights of
+            whole pieces; the others stay ``plain``.
         activations: ``mxfp8`` quantises them at run time, ``none`` takes them as they are.
-        keep: Names of layers to leave alone, with ``*`` and ``?``, separated by commas.
+        keep: Names of layers to leave alone, with ``*`` and ``?``, separated by commas; a comma in
+            a name is written as ``\,``.
         weights: What was quantised, in program order; for the caller to read.
     """
 
@@ -78,6 +82,7 @@ class QuantizeWeightsPass(Pass):
     block: str = "32x32"
     rule: str = "rceil"
     format: str = "mxfp8"
+    layout: str = PLAIN
     activations: str = "mxfp8"
     keep: str = ""
     weights: list[QuantizedWeight] = field(default_factory=list, repr=False, init=False)
@@ -91,8 +96,9 @@ class QuantizeWeightsPass(Pass):
         """
         self._check_options()
         layers = [layer for layer in find_layers(module) if not is_marked(layer.op)]
-        patterns = [pattern.strip() for pattern in self.keep.split(",") if pattern.strip()]
-        kept = names_matching(patterns, [layer.name for layer in layers], "block32 quantize")
+        kept = names_matching(
+            split_patterns(self.keep), [layer.name for layer in layers], "block32 quantize"
+        )
         chosen = [layer for layer in layers if layer.name not in kept]
         if not chosen:
             raise DiagnosticError(
@@ -100,7 +106,7 @@ class QuantizeWeightsPass(Pass):
                 "nothing to quantise: expected a matmul whose right operand is a two-dimensional "
                 f"f32, bf16 or f16 constant or parameter{' that is not kept' if kept else ''}",
             )
-        store = WeightStore(module, self.rule, self.format)
+        store = WeightStore(module, self.rule, self.format, self.layout)
         for layer in chosen:
             weight = store.quantized(layer, BLOCKS[self.block])
             replace_by_marked(layer, weight, self.activations)
@@ -120,6 +126,7 @@ class QuantizeWeightsPass(Pass):
             "block": tuple(BLOCKS),
             "rule": SCALE_RULES,
             "format": tuple(FORMATS),
+            "layout": (PLAIN, *LAYOUTS),
             "activations": ("mxfp8", "none"),
         }
         for name, allowed in choices.items():
@@ -128,3 +135,8 @@ class QuantizeWeightsPass(Pass):
                     "block32 quantize",
                     f"unknown {name} '{getattr(self, name)}'; expected {' or '.join(allowed)}",
                 )
+        if self.layout != PLAIN and FORMATS[self.format].bits != 8:
+            raise DiagnosticError(
+                "block32 quantize",
+                f"the layout '{self.layout}' is for mxfp8 weights; expected '{PLAIN}'",
+            )

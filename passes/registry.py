@@ -21,6 +21,7 @@ from block32.passes.lower_torch import OPERATOR as TORCH_OPERATOR
 from block32.passes.lower_torch import LowerTorchPass
 from block32.passes.mark_weights import MarkWeightsPass
 from block32.passes.outline import OutlinePass
+from block32.passes.pack_weights import PackWeightsPass
 from block32.passes.pipeline import PipelinePass
 from block32.passes.quantize_weights import QuantizeWeightsPass
 from block32.passes.raise_ import RaisePass
@@ -39,6 +40,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     RaisePass,
     FusePass,
     SelectKernelPass,
+    PackWeightsPass,
     OutlinePass,
     EmitPass,
     InlineCompositesPass,
@@ -67,11 +69,11 @@ def standard_pipeline(target: str, facts: DeviceFacts) -> list[PipelinePass]:
         facts: What is known of the device.
     """
     features = ",".join(f"+{name}" for name in sorted(facts.cpu_features))
-    fuse, select = (
+    fuse, select, pack = (
         pass_class(target=target, cpu_features=features, architecture=facts.architecture)
-        for pass_class in (FusePass, SelectKernelPass)
+        for pass_class in (FusePass, SelectKernelPass, PackWeightsPass)
     )
-    kernels: list[PipelinePass] = [RaisePass(), fuse, select, OutlinePass(), EmitPass()]
+    kernels: list[PipelinePass] = [RaisePass(), fuse, select, pack, OutlinePass(), EmitPass()]
     rest = [InlineCompositesPass(), ExpandPortablePass(), InlineHostPass()]
     return [*kernels, *rest, DeclareFunctionsPass()]
 

@@ -133,12 +133,9 @@ def _verify(
 
 
 def _remark(problem: ScaledMatmul, config: KernelConfig, reason: str) -> str:
-    tiers = "; ".join(
-        (f"M <= {tier.max_m}: " if tier.max_m else "") + tier.describe() for tier in config.tiers
-    )
     steps = problem.epilogue.describe()
     fused = f" with {steps}" if steps else ""
-    return f"{problem.describe()}{fused}: {config.target} {tiers} ({reason})"
+    return f"{problem.describe()}{fused}: {config.target} {config.describe()} ({reason})"
 
 
 def _where_quantized(problem: ScaledMatmul, config: KernelConfig) -> str:

@@ -23,9 +23,16 @@ from block32.lowering.targets import target_named
 from block32.passes.base import Remark, Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, run_pipeline
 from block32.passes.registry import input_pipeline, standard_pipeline
-from block32.tools.iree_compile import IreeCompileError, device_facts, facts_of, run_iree_compile
+from block32.tools.iree_compile import (
+    FileContent,
+    IreeCompileError,
+    device_facts,
+    facts_of,
+    run_iree_compile,
+)
 from block32.tools.onnx_model import read_model, to_bytecode
 from block32.tools.options import CompileOptions, check_options, own_devices, with_own_devices
+from block32.tools.parameter_names import check_parameter_names
 
 _BYTECODE_MAGIC = b"ML\xefR"
 #: IREE phases up to the one where block32's passes run, and those after it.
@@ -163,7 +170,8 @@ def _split_phase_flags(flags: tuple[str, ...], name: str) -> tuple[list[str], li
 
 def _import(source: bytes, name: str, flags: list[str]) -> bytes:
     """The module at phase ``abi``, as bytecode: that keeps locations and large constants cheap."""
-    arguments = [path_of(source, name), "--compile-to=abi", "--emit-mlir-bytecode", *flags]
+    check_parameter_names(source, name)
+    arguments = [path_of(source), "--compile-to=abi", "--emit-mlir-bytecode", *flags]
     imported = run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
     if not imported.startswith(_BYTECODE_MAGIC):
         printed = imported.decode(errors="replace").strip().partition("\n")[0]
@@ -176,13 +184,12 @@ def _import(source: bytes, name: str, flags: list[str]) -> bytes:
     return imported
 
 
-def path_of(source: bytes, name: str) -> str:
-    """The file that ``source`` came from, or ``-`` for standard input.
+def path_of(source: bytes) -> str:
+    """The file that ``source`` was read from, or ``-`` for standard input.
 
     Locations carry the name that ``iree-compile`` was given, so the file itself is passed on.
     """
-    path = Path(name)
-    return name if path.is_file() and path.read_bytes() == source else "-"
+    return source.path if isinstance(source, FileContent) else "-"
 
 
 def parse_module(source: bytes, name: str) -> ir.Module:
@@ -192,7 +199,7 @@ def parse_module(source: bytes, name: str) -> ir.Module:
         DiagnosticError: It does not parse or verify.
     """
     context = ir.Context()
-    path = path_of(source, name)
+    path = path_of(source)
     try:
         if path != "-":
             return ir.Module.parseFile(path, context)

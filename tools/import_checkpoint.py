@@ -29,6 +29,7 @@ from block32.runtime.safetensors import StoredTensor
 from block32.tools.checkpoint_module import ACTIVATIONS, build_module
 from block32.tools.checkpoint_report import print_table, render_json, summary
 from block32.tools.output import check_outputs, replaced_at_end
+from block32.tools.parameter_names import needs_escapes
 from block32.tools.progress import progress_bar
 from block32.tools.rewrite_model import import_model, run_pass
 
@@ -173,24 +174,19 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise DiagnosticError(
             "block32 import", "--activations=given is for functions of layers, without --model"
         )
-    if _needs_escapes(arguments.scope):
+    if needs_escapes(arguments.scope):
         raise DiagnosticError("--scope", "expected a printable name without quotes and backslashes")
 
 
 def _check_names(tensors: Iterable[StoredTensor]) -> None:
     """Refuse tensors whose names parameters cannot have."""
     for tensor in tensors:
-        if _needs_escapes(tensor.name):
+        if needs_escapes(tensor.name):
             raise DiagnosticError(
                 os.fspath(tensor.entry.path),
                 f"the tensor name '{tensor.name}' has a quote or a backslash, which a parameter "
                 "of IREE cannot have",
             )
-
-
-def _needs_escapes(name: str) -> bool:
-    """Whether a name needs escapes, without which IREE 3.13 writes those of parameters."""
-    return '"' in name or "\\" in name or not name.isprintable()
 
 
 def _only(

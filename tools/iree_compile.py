@@ -130,6 +130,27 @@ def facts_of(devices: str) -> DeviceFacts:
     return DeviceFacts(frozenset(enabled), architecture)
 
 
+class FileContent(bytes):
+    """The bytes of a file: whoever needs them may also read the file.
+
+    Attributes:
+        path: The file.
+    """
+
+    path: str
+
+    @classmethod
+    def read(cls, path: str) -> FileContent:
+        """Read a file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        content = cls(Path(path).read_bytes())
+        content.path = path
+        return content
+
+
 def read_input(path: str, stdin: bytes | None = None) -> bytes:
     """The bytes of an input file, or ``stdin`` for ``-``.
 
@@ -140,7 +161,7 @@ def read_input(path: str, stdin: bytes | None = None) -> bytes:
         content = stdin or b""
     else:
         try:
-            content = Path(path).read_bytes()
+            content = FileContent.read(path)
         except OSError as error:
             reason = error.strerror or str(error)
             raise DiagnosticError(path, f"cannot read the input: {reason.lower()}") from error

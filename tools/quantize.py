@@ -15,7 +15,9 @@ import numpy as np
 
 from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import DiagnosticError
+from block32.lowering.common.weight_layout import LAYOUTS, PLAIN
 from block32.passes.quantize_weights import BLOCKS, QuantizeWeightsPass
+from block32.passes.quantizing.patterns import join_patterns
 from block32.passes.quantizing.weights import DTYPES, QuantizedWeight
 from block32.runtime.archive import NewEntry, read_index, write_archive
 from block32.runtime.entry import Entry
@@ -58,6 +60,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--format", choices=tuple(FORMATS), default="mxfp8", help="element type of the weights"
+    )
+    parser.add_argument(
+        "--layout",
+        choices=(PLAIN, *LAYOUTS),
+        default=PLAIN,
+        help="the order of the weights' bytes, for one kind of processor (see docs/cpu.md)",
     )
     parser.add_argument(
         "--activations",
@@ -126,8 +134,9 @@ def _rewrite_model(arguments: argparse.Namespace) -> tuple[bytes, str, list[Quan
         block=arguments.block,
         rule=arguments.rule,
         format=arguments.format,
+        layout=arguments.layout,
         activations=arguments.activations,
-        keep=",".join(arguments.keep),
+        keep=join_patterns(arguments.keep),
     )
     return run_pass(module, name, quantize), name, quantize.weights
 

@@ -15,6 +15,7 @@ from block32.passes.pipeline import PassFailedError, run_pipeline
 from block32.tools.compiler import parse_module, path_of
 from block32.tools.iree_compile import run_iree_compile
 from block32.tools.onnx_model import read_argument
+from block32.tools.parameter_names import check_parameter_names
 
 _FLAGS: Final = ("--compile-to=input", "--emit-mlir-bytecode", "--mlir-print-debuginfo")
 
@@ -31,9 +32,10 @@ def import_model(path: str, quiet: bool) -> tuple[ir.Module, str]:
         DiagnosticError: It cannot be read or imported.
     """
     source, name = read_argument(path)
+    check_parameter_names(source, name)
     with Console(stderr=True, quiet=quiet).status(f"{name}: importing"):
         imported = run_iree_compile(
-            [path_of(source, name), *_FLAGS],
+            [path_of(source), *_FLAGS],
             stdin=source,
             input_name=name,
         )

@@ -198,7 +198,7 @@ def _check_nothing_is_missed(
     with tempfile.TemporaryDirectory(prefix="block32-") as folder:
         path = Path(folder) / "spec.mlir"
         path.write_text(spec)
-        arguments = [path_of(source, name), *options.target_flags(), f"{SPEC_FLAG}={path}"]
+        arguments = [path_of(source), *options.target_flags(), f"{SPEC_FLAG}={path}"]
         arguments += ["--compile-to=preprocessing", "--emit-mlir-bytecode"]
         applied = parse_module(run_iree_compile(arguments, stdin=source, input_name=name), name)
     replaced_by = Counter(

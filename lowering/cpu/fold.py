@@ -16,6 +16,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, vector
 
 from block32.lowering.common.index import Index, IndexValue, minimum
+from block32.lowering.common.weight_layout import WeightLayout
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import InstructionSet
@@ -37,10 +38,11 @@ class FoldCheck:
     Attributes:
         problem: Says K.
         element: The element type of the operand.
-        codes: Its codes, ``memref<rows x bytes x i8>``.
+        codes: Its codes, ``memref<rows x bytes x i8>``, or ``memref<pieces x bytes x i8>``.
         scales: Its scale bytes as one row.
         rows: Rows of the operand.
         share: Rows that share a scale.
+        layout: The order of its bytes, where that is not the plain one.
     """
 
     problem: ScaledMatmul
@@ -49,6 +51,7 @@ class FoldCheck:
     scales: ir.Value
     rows: Index
     share: int
+    layout: WeightLayout | None = None
 
     def may_fold(self, first: Index, count: Index) -> ir.Value:
         """Whether ``count`` rows of scales from ``first`` on may be folded, as an i1."""
@@ -100,8 +103,7 @@ class FoldCheck:
         nothing = ops.splat(0, ops.vector_type(width, ops.i8()))
 
         def combine(row: IndexValue, so_far: list[ir.Value]) -> list[ir.Value]:
-            position = [row, block * width]
-            codes = ops.load_first(self.codes, position, -(-count // per_byte), width)
+            codes = self._load_codes(row, block * width, -(-count // per_byte), width)
             return [arith.ori(so_far[0], codes)]
 
         last = minimum(first + self.share, self.rows)
@@ -111,6 +113,22 @@ class FoldCheck:
         zero, nan = (ops.splat(value, ops.i8()) for value in (0, NAN_BYTE))
         is_zero = arith.cmpi(arith.CmpIPredicate.eq, combined, zero)
         return arith.andi(is_zero, arith.cmpi(arith.CmpIPredicate.ne, byte, nan))
+
+    def _load_codes(self, row: Index, byte: Index, count: int, width: int) -> ir.Value:
+        """``count`` neighbouring bytes of a row, and zeros up to ``width``."""
+        if self.layout is None:
+            return ops.load_first(self.codes, [row, byte], count, width)
+        bytes_of_row = self.problem.k * SMALL_FLOATS[self.element].bits // 8
+        inside = row % self.layout.rows * self.layout.row_bytes
+        pieces = [
+            ops.load(
+                self.codes,
+                [self.layout.piece_of(row, byte + at, bytes_of_row), inside],
+                self.layout.row_bytes,
+            )
+            for at in range(0, width, self.layout.row_bytes)
+        ]
+        return ops.join(pieces)
 
 
 def _is_safe(offset: ir.Value) -> ir.Value:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from block32.dialects.kernel import KernelTier
+from block32.lowering.cpu import pack
+from block32.lowering.cpu.columns import emit_columns
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.matrix import emit_matrix
 from block32.lowering.cpu.stream import emit_stream
@@ -15,8 +17,10 @@ from block32.lowering.problem import ScaledMatmul
 
 def emit_gemm(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the kernel that multiplies packed x with w."""
-    if tier.form == "stream":
+    if pack.packs_rows(tier):
         emit_stream(problem, tier, kernel)
+    elif tier.form == "stream":
+        emit_columns(problem, tier, kernel)
     elif instruction_set(tier.isa).tiles:
         emit_matrix(problem, tier, kernel)
     else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from block32.lowering.common.weight_layout import WeightLayout
 from block32.lowering.target import DeviceFacts
 
 #: Activations that a bf16 operand holds exactly; f16 and f32 need f32 operands.
@@ -70,6 +71,13 @@ class InstructionSet:
     def words(self) -> int:
         """Words of a register."""
         return self.lanes * self.pair // self.word
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        """The order of a weight's bytes in which its operands need not be turned."""
+        if self.tiles or self.mmla:
+            return None
+        return WeightLayout(16, 4 if self.widen == "table" else 1)
 
     @property
     def chunk(self) -> int:

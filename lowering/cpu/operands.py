@@ -10,6 +10,7 @@ from iree.compiler import ir
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index
+from block32.lowering.common.weight_layout import WeightLayout
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.fold import FoldCheck
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
@@ -24,6 +25,18 @@ def rhs_codes(kernel: KernelContext) -> ir.Value:
     """The weight as bytes, ``memref<N x row bytes x i8>``."""
     problem = kernel.problem
     return kernel.memref("rhs", f"memref<{problem.n}x{problem.rhs_row_bytes}xi8>")
+
+
+def rhs_pieces(kernel: KernelContext, layout: WeightLayout) -> ir.Value:
+    """The weight in a layout, ``memref<pieces x bytes of a piece x i8>``."""
+    problem = kernel.problem
+    pieces = problem.n * problem.rhs_row_bytes // layout.piece
+    return kernel.memref("rhs", f"memref<{pieces}x{layout.piece}xi8>")
+
+
+def rhs_bytes(kernel: KernelContext, layout: WeightLayout | None) -> ir.Value:
+    """The weight in the order that it is stored in: rows, or pieces of a layout."""
+    return rhs_codes(kernel) if layout is None else rhs_pieces(kernel, layout)
 
 
 def rhs_scales(kernel: KernelContext) -> ir.Value:
@@ -61,12 +74,13 @@ def lhs_fold_check(kernel: KernelContext) -> FoldCheck:
     return FoldCheck(kernel.problem, lhs, lhs_elements(kernel), scales, kernel.m, share=1)
 
 
-def rhs_fold_check(kernel: KernelContext) -> FoldCheck:
+def rhs_fold_check(kernel: KernelContext, layout: WeightLayout | None = None) -> FoldCheck:
     """Whether scales of w may be folded."""
     problem = kernel.problem
     scales = flat_scales(kernel, "rhs_scale")
     share = problem.rhs_block[0]
-    return FoldCheck(problem, problem.rhs, rhs_codes(kernel), scales, problem.n, share)
+    codes = rhs_bytes(kernel, layout)
+    return FoldCheck(problem, problem.rhs, codes, scales, problem.n, share, layout)
 
 
 def _row_memref(kernel: KernelContext, name: str, columns: int, element: str) -> ir.Value:

@@ -24,6 +24,7 @@ from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, IndexValue, minimum, round_up
+from block32.lowering.common.weight_layout import PLAIN
 from block32.lowering.cpu import decode, operands, ops
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import Factors
@@ -98,6 +99,11 @@ def folded_flags(kernel: KernelContext, parts: Index) -> ir.Value:
     return kernel.memref(FOLDED, "memref<?xi32>", (parts,))
 
 
+def packs_rows(tier: KernelTier) -> bool:
+    """Whether the tier's kernel reads x as rows: its lanes run along K."""
+    return tier.form == "stream" and tier.weight_layout == PLAIN
+
+
 def values_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
     """32-bit elements of the packed values."""
     isa = instruction_set(tier.isa)
@@ -107,7 +113,7 @@ def values_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
 def exponents_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
     """Elements of the exponents."""
     isa = instruction_set(tier.isa)
-    if tier.form == "stream":
+    if packs_rows(tier):
         return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // isa.chunk * isa.lanes)
     return _padded_rows(tier, m) * problem.k_blocks
 
@@ -120,7 +126,7 @@ def flags_size(tier: KernelTier, m: Index) -> Index:
 def _padded_rows(tier: KernelTier, m: Index) -> Index:
     """Rows that are packed: all of the stream kernel's, or whole slabs."""
     assert tier.tile is not None and tier.mma is not None
-    return tier.tile[0] if tier.form == "stream" else round_up(m, tier.mma[0])
+    return tier.tile[0] if packs_rows(tier) else round_up(m, tier.mma[0])
 
 
 class ActivationReader:
@@ -159,7 +165,7 @@ class ActivationReader:
 
 def emit_pack(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the packing kernel: a workgroup packs one row (stream) or one slab (tiled)."""
-    if tier.form == "stream":
+    if packs_rows(tier):
         _RowPacker(problem, tier, kernel).emit()
     elif instruction_set(tier.isa).tiles:
         _TilePacker(problem, tier, kernel).emit()

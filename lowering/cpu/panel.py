@@ -8,6 +8,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.lowering.common.index import Index, IndexValue, minimum
+from block32.lowering.common.weight_layout import WeightLayout
 from block32.lowering.cpu import operands, ops
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import Factors
@@ -37,8 +38,9 @@ class Panel:
         part_k: int,
         workgroup: Index,
         workgroups: Index,
+        layout: WeightLayout | None = None,
     ):
-        """Bind the buffers; ``part_k`` elements of K are held at a time."""
+        """Bind the buffers; ``part_k`` elements of K are held at a time, of a w in ``layout``."""
         self._kernel = kernel
         self._problem = kernel.problem
         self._isa = isa
@@ -46,7 +48,8 @@ class Panel:
         self._workgroup = workgroup
         self._decoder = Decoder(isa, kernel.problem.rhs)
         self._exponents = Exponents(isa)
-        self._weights = operands.rhs_codes(kernel)
+        self._layout = layout
+        self._weights = operands.rhs_bytes(kernel, layout)
         self._scales = operands.rhs_scales(kernel)
         self._buffer = kernel.memref(
             "panel", f"memref<?x{part_k // isa.word}x{COLUMNS}x{isa.word_type}>", (workgroups,)
@@ -75,7 +78,7 @@ class Panel:
         share = self._problem.rhs_block[0]
         first = column // share
         count = minimum(rows - first, COLUMNS // share)
-        return operands.rhs_fold_check(self._kernel).may_fold(first, count)
+        return operands.rhs_fold_check(self._kernel, self._layout).may_fold(first, count)
 
     def fill(self, column: Index, k: IndexValue, is_folded: ir.Value) -> None:
         """Decode the weights of 64 columns of y from ``k`` on, and their scales."""
@@ -89,6 +92,9 @@ class Panel:
 
         def turn_chunk(local: IndexValue) -> None:
             def turn(at: IndexValue) -> None:
+                if self._layout is not None:
+                    self._decode_pieces(self._layout, column, at, first_chunk + local, local)
+                    return
                 rows = [self._existing_row(column + at + i) for i in range(_TURNED)]
                 self._turn_chunk(rows, at, first_chunk + local, local)
 
@@ -140,6 +146,21 @@ class Panel:
                 if moved == 4:
                     turned = ops.bitcast(turned, ops.i8())
                 self._store_columns(turned, at, local_chunk, offset + i * moved)
+
+    def _decode_pieces(
+        self, layout: WeightLayout, column: Index, at: Index, chunk: Index, local_chunk: Index
+    ) -> None:
+        """A chunk of 16 rows of w that are turned already, decoded and stored."""
+        n, row_bytes = self._problem.n, self._problem.rhs_row_bytes
+        row = minimum(column + at, n - layout.rows) if n % COLUMNS else column + at
+        first = layout.piece_of(row, chunk * self._isa.chunk, row_bytes)
+        for i in range(self._isa.chunk // layout.row_bytes):
+            codes = ops.load(self._weights, [first + i, 0], layout.piece, layout.piece)
+            if i * layout.piece % 64 == 0:
+                last = n * row_bytes // layout.piece - 1
+                ahead = self._part_k // layout.row_bytes
+                ops.prefetch(self._weights, [minimum(first + i + ahead, last), 0])
+            self._store_columns(codes, at, local_chunk, i * layout.row_bytes)
 
     def _load_square(
         self, rows: list[Index], chunk: Index, offset: int, width: int

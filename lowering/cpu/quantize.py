@@ -39,7 +39,7 @@ def emit_quantizing_pack(problem: ScaledMatmul, tier: KernelTier, kernel: Kernel
     A row that is packed as a copy of the last one is quantised again: the workgroup that has the
     last row may not be done with it.
     """
-    rows_each = 1 if tier.form == "stream" else _slab_rows(tier)
+    rows_each = 1 if pack.packs_rows(tier) else _slab_rows(tier)
     rows = kernel.workgroup_count() * rows_each
     quantizer = _RowQuantizer(problem, kernel, rows)
     first = kernel.workgroup_id() * rows_each

@@ -12,9 +12,10 @@ from importlib import resources
 from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
+from block32.lowering.common.weight_layout import LAYOUTS, WeightLayout
 from block32.lowering.cpu.isa import instruction_set
-from block32.lowering.problem import Grouping, ScaledMatmul
-from block32.lowering.target import DeviceFacts, Selection
+from block32.lowering.problem import ELEMENT_BITS, Grouping, ScaledMatmul
+from block32.lowering.target import DeviceFacts, LayoutTiers, Selection
 
 TARGET_NAME = "cpu"
 
@@ -27,11 +28,16 @@ class Profile:
         name: For remarks.
         features: LLVM feature names that tell it, besides those of its instruction sets.
         tiers: In order of M.
+        layout_tiers: The same over a weight in another order of bytes; none where that gains
+            nothing.
+        layout_pays_from: The fewest rows of a static M for which that gains something.
     """
 
     name: str
     features: frozenset[str]
     tiers: tuple[KernelTier, ...]
+    layout_tiers: tuple[KernelTier, ...]
+    layout_pays_from: int
 
     def serves(self, problem: ScaledMatmul, facts: DeviceFacts) -> bool:
         """Whether a machine is of this kind and its kernels take the activation."""
@@ -51,6 +57,8 @@ def profiles() -> tuple[Profile, ...]:
             row["name"],
             frozenset(row["features"]),
             tuple(_tier(fields) for fields in row["tiers"]),
+            tuple(_tier(fields) for fields in row.get("layout_tiers", ())),
+            row.get("layout_pays_from", 1),
         )
         for row in json.loads(text)["profiles"]
     )
@@ -63,18 +71,41 @@ def _tier(fields: dict[str, Any]) -> KernelTier:
 
 def select(problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
     """Choose the tiers: all of the table's for a dynamic M, the one that fits for a static M."""
-    profile = next(p for p in profiles() if p.serves(problem, facts))
-    tiers = profile.tiers
+    profile = _profile(problem, facts)
+    tiers = _tiers_for(problem, profile.tiers)
+    return Selection(KernelConfig(TARGET_NAME, tiers), f"tuned for {profile.name} processors")
+
+
+def select_for_layout(problem: ScaledMatmul, facts: DeviceFacts) -> LayoutTiers:
+    """The tiers over a weight whose bytes may be put in another order."""
+    profile = _profile(problem, facts)
+    tiers = profile.layout_tiers
+    if not all(fits_layout(problem, LAYOUTS[tier.weight_layout]) for tier in tiers) or not tiers:
+        return LayoutTiers()
+    pays = problem.m is None or problem.m >= profile.layout_pays_from
+    return LayoutTiers(_tiers_for(problem, tiers), pays)
+
+
+def fits_layout(problem: ScaledMatmul, layout: WeightLayout) -> bool:
+    """Whether kernels read the problem's weight in ``layout``: one of 8 bits, of whole pieces."""
+    is_one = problem.grouping is None and ELEMENT_BITS[problem.rhs] == 8
+    return is_one and layout.fits((problem.n, problem.rhs_row_bytes))
+
+
+def _profile(problem: ScaledMatmul, facts: DeviceFacts) -> Profile:
+    return next(p for p in profiles() if p.serves(problem, facts))
+
+
+def _tiers_for(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> tuple[KernelTier, ...]:
+    """A profile's tiers as ``problem`` needs them."""
     if problem.lhs_quantize:
         tiers = tuple(dataclasses.replace(tier, quantize="fused") for tier in tiers)
     if problem.grouping:
         tiers = tuple(_for_groups(tier, problem.grouping) for tier in tiers)
-    config = KernelConfig(TARGET_NAME, tiers)
-    if problem.m is not None:
-        config = KernelConfig(
-            TARGET_NAME, (_exactly(config.tier_for(problem.m), problem.m, problem.grouping),)
-        )
-    return Selection(config, f"tuned for {profile.name} processors")
+    if problem.m is None:
+        return tiers
+    tier = KernelConfig(TARGET_NAME, tiers).tier_for(problem.m)
+    return (_exactly(tier, problem.m, problem.grouping),)
 
 
 def _for_groups(tier: KernelTier, grouping: Grouping) -> KernelTier:

@@ -11,11 +11,12 @@ from typing import Final
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, maximum, minimum
 from block32.lowering.common.quantize_launch import CODES, SCALES
+from block32.lowering.common.weight_layout import PLAIN, ROW_MULTIPLE
 from block32.lowering.cpu import amx, grouped, matrix, pack, quantize, tiled
 from block32.lowering.cpu.gemm import emit_gemm
 from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS
-from block32.lowering.cpu.select import TARGET_NAME, select
+from block32.lowering.cpu.select import TARGET_NAME, fits_layout, select, select_for_layout
 from block32.lowering.cpu.store import GROUP
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
@@ -25,6 +26,7 @@ from block32.lowering.target import (
     DeviceFacts,
     KernelPlan,
     Launch,
+    LayoutTiers,
     Selection,
     Target,
 )
@@ -40,7 +42,6 @@ _NOT_USED: Final = {
     "warps": 1,
     "order": "n",
     "waves_per_eu": 0,
-    "weight_layout": "plain",
 }
 
 
@@ -63,6 +64,10 @@ class CpuTarget(Target):
         """Every block-scaled matmul has a kernel here."""
         return select(problem, facts)
 
+    def choose_layout_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> LayoutTiers:
+        """Processors without matrix tiles gain where the operands of panels need not be turned."""
+        return select_for_layout(problem, facts)
+
     def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
         """Check a tier that the user wrote."""
         names = [isa.name for isa in INSTRUCTION_SETS]
@@ -83,6 +88,10 @@ class CpuTarget(Target):
                 return f"expected {name} {only!r} but got {getattr(tier, name)!r}"
         if tier.tile is None or tier.mma is None:
             return "expected both tile and mma"
+        if tier.weight_layout != PLAIN:
+            reason = _layout_mismatch(problem, tier, isa)
+            if reason:
+                return reason
         return _verify_tile(problem, tier, isa)
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
@@ -123,7 +132,7 @@ class CpuTarget(Target):
         any_row = _at_most_one(m)
         if tier.form == "stream":
             if launch.name == PACK:
-                return any_row * tier.tile[0], 1, 1
+                return any_row * (tier.tile[0] if pack.packs_rows(tier) else 1), 1, 1
             return any_row * tiled.column_workgroups(problem, tier), 1, 1
         partition = tiled.Partition.of(tier, m)
         if launch.name == PACK:
@@ -191,6 +200,22 @@ def _at_most_one(m: Index) -> Index:
     return minimum(m, 1)
 
 
+def _layout_mismatch(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -> str | None:
+    """Why a kernel cannot read a weight in the tier's layout, or None."""
+    if isa.layout is None or tier.weight_layout != isa.layout.name:
+        others = f" or '{isa.layout.name}'" if isa.layout else ""
+        return (
+            f"expected weight_layout 'plain'{others} with '{isa.name}' but got "
+            f"'{tier.weight_layout}'"
+        )
+    if not fits_layout(problem, isa.layout):
+        return (
+            f"weight_layout '{isa.layout.name}' is for one 8-bit weight with N a multiple of "
+            f"{isa.layout.rows} and K one of {ROW_MULTIPLE}"
+        )
+    return None
+
+
 def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -> str | None:
     """Check the sizes of a tier's tiles against the kernel's structure."""
     assert tier.tile is not None and tier.mma is not None
@@ -203,6 +228,8 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
             return f"a stream kernel holds all rows: expected tile[0] of at least {most or 'max_m'}"
         if columns % GROUP:
             return f"expected tile[1] to be a multiple of {GROUP} but got {columns}"
+        if tier.weight_layout != PLAIN:
+            return _verify_columns(tier)
         if GROUP % tier.mma[1]:
             return f"expected mma[1] to divide {GROUP} but got {tier.mma[1]}"
         return None
@@ -216,6 +243,16 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
         return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
     if isa.mmla and tier.mma[0] % 2:
         return f"'{isa.name}' multiplies pairs of rows: expected mma[0] to be even"
+    return None
+
+
+def _verify_columns(tier: KernelTier) -> str | None:
+    """Check the sizes of a stream kernel whose lanes run along N."""
+    assert tier.tile is not None and tier.mma is not None
+    if tier.mma[0] != tier.tile[0]:
+        return f"expected mma[0] to be tile[0] ({tier.tile[0]}) but got {tier.mma[0]}"
+    if tier.mma[1] % GROUP or tier.tile[1] % tier.mma[1]:
+        return f"expected mma[1] to be a multiple of {GROUP} that divides tile[1]"
     return None
 
 

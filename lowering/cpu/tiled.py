@@ -23,6 +23,7 @@ from block32.lowering.common.index import (
     maximum,
     minimum,
 )
+from block32.lowering.common.weight_layout import LAYOUTS
 from block32.lowering.cpu import operands, ops, pack
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS, Panel
@@ -130,7 +131,8 @@ class _Tiled:
         self.first_column = n_workgroup * self.columns
         self.first_slab = m_workgroup * self.partition.slabs_each
         self.first_accumulator = workgroup * self.partition.slabs_each
-        self.panel = Panel(kernel, self.isa, self.part_k, workgroup, workgroups)
+        layout = LAYOUTS.get(tier.weight_layout)
+        self.panel = Panel(kernel, self.isa, self.part_k, workgroup, workgroups, layout)
         x = pack.slab_values(kernel, self.isa, self.rows, self.partition.slabs)
         self.tile = register_tile(self.isa, self.rows, self.tile_columns, self.panel, x)
         self.x_exponents = pack.slab_exponents(kernel, self.isa, self.rows, self.partition.slabs)

@@ -4,10 +4,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from block32.dialects.diagnostics import DiagnosticError
+
+
+def split_patterns(text: str) -> list[str]:
+    r"""Patterns separated by commas; ``\,`` is a comma and ``\\`` a backslash inside of one."""
+    patterns = re.findall(r"(?:[^,\\]|\\.)+", text)
+    return [re.sub(r"\\(.)", r"\1", pattern).strip() for pattern in patterns if pattern.strip()]
+
+
+def join_patterns(patterns: Iterable[str]) -> str:
+    """The text that ``split_patterns`` takes apart."""
+    return ",".join(re.sub(r"([,\\])", r"\\\1", pattern) for pattern in patterns)
 
 
 def names_matching(patterns: Iterable[str], names: Sequence[str], asked_by: str) -> set[str]:

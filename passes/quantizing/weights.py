@@ -14,8 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from iree.compiler import ir
 
-from block32.dialects.diagnostics import DiagnosticError, error_at
+from block32.dialects import layout as layout_attribute
+from block32.dialects.diagnostics import error_at
+from block32.lowering.common.weight_layout import LAYOUTS, PLAIN
 from block32.lowering.problem import ceil_div
+from block32.passes.constants import read_floats
 from block32.passes.quantizing.layers import Layer, Source, find_layers, globals_of_parameter
 from block32.passes.raising.marked_matmul import is_marked
 from block32.passes.walk import operations_named
@@ -45,6 +48,7 @@ class QuantizedWeight:
         symbol: The global of the codes.
         keeps_original: The original is still read elsewhere, so that it stays, too.
         is_second: Another matmul reads it in the other transpose, and has codes of its own.
+        layout: The order in which the codes are stored.
         loss: What was lost, once it is known.
         layers: How many matmuls read it.
     """
@@ -61,6 +65,7 @@ class QuantizedWeight:
     symbol: str
     keeps_original: bool = False
     is_second: bool = False
+    layout: str = PLAIN
     loss: Loss = field(default_factory=Loss)
     layers: int = 0
 
@@ -132,18 +137,19 @@ class QuantizedWeight:
             slabs, self.block[0], self.rule, FORMATS[self.format]
         ):
             self.loss = self.loss + loss
-            yield codes, scales
+            yield (codes if self.layout == PLAIN else LAYOUTS[self.layout].pack(codes)), scales
 
 
 class WeightStore:
     """Makes the globals of a module's weights, one for each weight however often it is read."""
 
-    def __init__(self, module: ir.Module, rule: str, form: str):
-        """The module, and how its weights are quantised."""
+    def __init__(self, module: ir.Module, rule: str, form: str, layout: str = PLAIN):
+        """The module, how its weights are quantised, and the order of codes where that fits."""
         self._module = module
         self._symbols = ir.SymbolTable(module.operation)
         self._rule = rule
         self._format = form
+        self._layout = layout
         self._made: dict[object, QuantizedWeight] = {}
         self._replaced: set[str] = set()
         self._read_elsewhere = _read_by_others(module)
@@ -194,6 +200,8 @@ class WeightStore:
             symbol=symbol,
             keeps_original=source.symbol is not None and self._is_read_elsewhere(source),
         )
+        if self._layout != PLAIN and LAYOUTS[self._layout].fits(weight.code_shape):
+            weight.layout = self._layout
         return weight
 
     def _define(self, layer: Layer, weight: QuantizedWeight) -> None:
@@ -204,6 +212,10 @@ class WeightStore:
                     self._symbols.insert(definition)
         else:
             self._define_constants(layer, weight, _array(layer))
+        if weight.layout != PLAIN:
+            codes = self._symbols[weight.symbol].operation
+            with codes.context:
+                codes.attributes[layout_attribute.ATTRIBUTE] = layout_attribute.build(weight.layout)
 
     def _is_read_elsewhere(self, source: Source) -> bool:
         """Whether anything but linear layers, as their weight, reads the global or parameter."""
@@ -338,8 +350,11 @@ def _array(layer: Layer) -> npt.NDArray[Any]:
             listed = [ir.FloatAttr(v).value for v in value]  # the bindings give no bf16 buffer
             return np.array(listed, np.float32).reshape(layer.shape)
         return np.array(value).reshape(layer.shape)
-    raise DiagnosticError(
-        layer.name,
-        "the weight is a resource; expected a dense constant or a parameter",
-        ("externalise the weights: iree-import or iree.turbine write them as parameters",),
-    )
+    values = read_floats(value)
+    if values is None:
+        raise error_at(
+            layer.op,
+            f"has a weight, '{layer.name}', whose elements are not in the module; expected a dense "
+            "constant, a resource with its bytes, or a parameter",
+        )
+    return values

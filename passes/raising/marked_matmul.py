@@ -20,6 +20,7 @@ from block32.dialects.block_scale import LHS_ATTRIBUTE, RHS_ATTRIBUTE, BlockScal
 from block32.dialects.composite import ATTRIBUTE as COMPOSITE_ATTRIBUTE
 from block32.dialects.diagnostics import BadAttributeError
 from block32.dialects.kernel import ATTRIBUTE as KERNEL_ATTRIBUTE
+from block32.dialects.layout import ATTRIBUTE as LAYOUT_ATTRIBUTE
 from block32.lowering.common.tensors import bitcast
 from block32.lowering.problem import BLOCK_K, ceil_div
 from block32.passes.raising import dequantized, dequantized_matmul
@@ -42,15 +43,20 @@ _ATTRIBUTES: Final = (LHS_ATTRIBUTE, RHS_ATTRIBUTE, KERNEL_ATTRIBUTE)
 
 OP_NAMES = dequantized_matmul.OP_NAMES
 
+#: What may say in which order the bytes of a weight are.
+_WITH_LAYOUT: Final = ("util.global", "flow.tensor.bitcast")
+
 
 def is_marked(op: ir.Operation) -> bool:
     """Whether ``op`` carries an attribute of ours that only raising takes away.
 
     A misspelled one is among them: an op that keeps it loses the scales that it speaks of.
     """
+    others = _OTHER_ATTRIBUTES
+    if op.name in _WITH_LAYOUT:
+        others = (*others, LAYOUT_ATTRIBUTE)
     return any(
-        name.startswith("block32.") and name not in _OTHER_ATTRIBUTES
-        for name, _ in op.attributes.items()
+        name.startswith("block32.") and name not in others for name, _ in op.attributes.items()
     )
 
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from iree.compiler import ir
 from iree.compiler.tools.binaries import find_tool
 
-from block32.dialects import builtin
+from block32.dialects import builtin, layout
 from block32.dialects import problem as problem_attribute
 from block32.dialects.block_scale import BlockScale
 from block32.dialects.diagnostics import BadAttributeError, describe_location
 from block32.dialects.kernel import FORMS, KernelConfig, KernelTier
+from block32.lowering.common.weight_layout import LAYOUTS
 from block32.lowering.problem import Epilogue, ScaledMatmul
 
 
@@ -125,3 +126,18 @@ func.func @f(%x: tensor<4x64xf8E4M3FN>, %w: tensor<64x32xf8E4M3FN>, %i: tensor<4
 def test_locations_are_unwrapped(location: str, described: str) -> None:
     module = ir.Module.parse(f"util.global private @a = 1 : i32 loc({location})")
     assert describe_location(module.body.operations[0].location) == described
+
+
+@given(st.sampled_from(["plain", *LAYOUTS]))
+def test_layouts_are_parsed_back(name: str) -> None:
+    assert layout.parse(layout.build(name)) == name
+    layout.check(name, ir.Type.parse("tensor<32x128xi8>"))
+    layout.check(name, ir.Type.parse("tensor<16x64xf8E4M3FN>"))
+
+
+@pytest.mark.parametrize(
+    "type_", ["tensor<32xi8>", "tensor<?x64xi8>", "tensor<32x64xf32>", "tensor<32x40xi8>", "i8"]
+)
+def test_a_layout_is_for_whole_pieces_of_bytes(type_: str) -> None:
+    with pytest.raises(BadAttributeError, match=r"'n16k1' is for \[N, K\] bytes with N a multiple"):
+        layout.check("n16k1", ir.Type.parse(type_))

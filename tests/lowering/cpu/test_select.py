@@ -14,7 +14,7 @@ from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import INSTRUCTION_SETS
 from block32.lowering.cpu.select import profiles
 from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.problem import ScaledMatmul
+from block32.lowering.problem import Grouping, ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
 from tests.lowering.cpu.support import ARM_PROCESSORS, X86_PROCESSORS, Processor
@@ -61,7 +61,7 @@ def test_a_static_m_gets_one_tier() -> None:
 @pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
 def test_the_table_is_valid(profile: object) -> None:
     """Every tier of the table passes the check of explicit choices."""
-    for tier in profile.tiers:  # type: ignore[attr-defined]
+    for tier in (*profile.tiers, *profile.layout_tiers):  # type: ignore[attr-defined]
         isa = next(isa for isa in INSTRUCTION_SETS if isa.name == tier.isa)
         facts = DeviceFacts(isa.features, (isa.architectures or ("riscv64",))[0])
         assert TARGET.verify(DYNAMIC, tier, facts) is None
@@ -69,6 +69,9 @@ def test_the_table_is_valid(profile: object) -> None:
 
 STREAM = KernelTier("stream", 4, (4, 128, 32), mma=(4, 2, 32), isa="avx2")
 TILED = KernelTier("tiled", None, (384, 128, 256), mma=(6, 16, 1), isa="avx2")
+IN_PIECES = KernelTier(
+    "stream", 4, (4, 128, 32), mma=(4, 32, 32), isa="avx2", weight_layout="n16k1"
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,14 @@ TILED = KernelTier("tiled", None, (384, 128, 256), mma=(6, 16, 1), isa="avx2")
         (STREAM, {"isa": "avx512"}, "need cpu features that are off: avx512bw, avx512f, avx512vl"),
         (STREAM, {"weight_layout": "swizzled"}, "expected weight_layout 'plain'"),
         (STREAM, {"splits": 4}, "expected splits 1 but got 4"),
+        (
+            STREAM,
+            {"weight_layout": "n16k4"},
+            "expected weight_layout 'plain' or 'n16k1' with 'avx2'",
+        ),
+        (IN_PIECES, {"mma": (2, 32, 32)}, "expected mma[0] to be tile[0] (4) but got 2"),
+        (IN_PIECES, {"mma": (4, 24, 32)}, "expected mma[1] to be a multiple of 16 that divides"),
+        (IN_PIECES, {"tile": (4, 112, 32)}, "expected mma[1] to be a multiple of 16 that divides"),
         (TILED, {"order": "m"}, "expected order 'n' but got 'm'"),
         (STREAM, {"tile": None}, "expected both tile and mma"),
         (STREAM, {"tile": (3, 128, 32)}, "a stream kernel holds all rows: expected tile[0]"),
@@ -139,3 +150,24 @@ def test_the_formats_are_those_of_the_reference(name: str, element: str) -> None
     for code in range(small.magnitude_mask + 1):
         decoded = reference.decode(np.array([code], np.uint8), element)  # type: ignore[arg-type]
         assert np.array_equal(small.magnitude(code), decoded[0], equal_nan=True), code
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n": 40}, {"k": 96}, {"rhs": "f4E2M1FN"}, {"grouping": Grouping(experts=2, groups=2)}],
+    ids=str,
+)
+def test_pieces_are_for_one_8_bit_weight_of_whole_pieces(changes: dict[str, object]) -> None:
+    assert TARGET.choose_layout_tiers(DYNAMIC, AVX2).pays
+    problem = dataclasses.replace(DYNAMIC, **changes)  # type: ignore[arg-type]
+    assert TARGET.choose_layout_tiers(problem, AVX2).tiers == ()
+    assert TARGET.verify(problem, IN_PIECES, AVX2) == (
+        "weight_layout 'n16k1' is for one 8-bit weight with N a multiple of 16 and K one of 64"
+    )
+
+
+def test_matrix_tiles_read_plain_weights_alone() -> None:
+    facts = X86_PROCESSORS[0].facts
+    assert TARGET.choose_layout_tiers(DYNAMIC, facts).tiers == ()
+    refused = TARGET.verify(DYNAMIC, dataclasses.replace(MATRIX, weight_layout="n16k4"), facts)
+    assert refused == "expected weight_layout 'plain' with 'amx_bf16' but got 'n16k4'"
