@@ -31,6 +31,7 @@ class InstructionSet:
             ``f16`` (shift to f16 and convert) or ``integer`` (integer operations alone).
         rescale: How a sum is multiplied by 2^e for any e: ``scalef``, or ``two_factors`` of 2^e/2.
         masked_bytes: Loads of bytes take a mask.
+        byte_products: An instruction adds four products of bytes to each 32-bit lane.
         tiles: An instruction multiplies tiles of bf16 pairs (see ``amx.py``).
     """
 
@@ -44,6 +45,7 @@ class InstructionSet:
     widen: str
     rescale: str
     masked_bytes: bool
+    byte_products: bool = False
     tiles: bool = False
 
     @property
@@ -99,7 +101,11 @@ _AVX512 = replace(
     masked_bytes=True,
 )
 _AVX512_VBMI = replace(
-    _AVX512, name="avx512_vbmi", features=_AVX512.features | {"avx512vbmi"}, widen="table"
+    _AVX512,
+    name="avx512_vbmi",
+    features=_AVX512.features | {"avx512vbmi", "avx512vnni"},
+    widen="table",
+    byte_products=True,
 )
 _AVX512_BF16 = replace(
     _AVX512_VBMI, name="avx512_bf16", features=_AVX512_VBMI.features | {"avx512bf16"}, dot="bf16"
