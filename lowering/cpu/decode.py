@@ -75,7 +75,7 @@ class Decoder:
 
         Codes past ``count`` are zeros. ``k`` is a multiple of 2 for packed formats.
         """
-        data = self._load_bytes(buffer, row, k, count, width)
+        data = self.load_bytes(buffer, row, k, count, width)
         if self.k_per_byte == 1:
             return data
         low = arith.andi(data, ops.splat(15, data.type))
@@ -87,10 +87,10 @@ class Decoder:
         keep = ops.int_table([255 * (i < count) for i in range(width)], ops.i8())
         return arith.andi(codes, keep)
 
-    def _load_bytes(
+    def load_bytes(
         self, buffer: ir.Value, row: Index, k: Index, count: int, width: int
     ) -> ir.Value:
-        """The bytes of ``width`` codes, of which ``count`` exist."""
+        """The bytes of ``width`` codes, of which ``count`` exist; bytes past them are zeros."""
         per_byte = self.k_per_byte
         byte_count, byte_width = -(-count // per_byte), width // per_byte
         column = k // per_byte
@@ -109,7 +109,7 @@ class Decoder:
         """
         if not self._stays_packed:
             return self.load_codes(buffer, row, k, count, self.isa.chunk)
-        data = self._load_bytes(buffer, row, k, count, self.isa.chunk)
+        data = self.load_bytes(buffer, row, k, count, self.isa.chunk)
         if count % 2 == 0:
             return data
         keep = [255 if 2 * i + 1 < count else 15 for i in range(ops.length(data))]

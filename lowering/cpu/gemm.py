@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.cpu import pack
+from block32.lowering.cpu import digits, pack
 from block32.lowering.cpu.columns import emit_columns
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.matrix import emit_matrix
 from block32.lowering.cpu.stream import emit_stream
+from block32.lowering.cpu.stream_digits import emit_stream_digits
 from block32.lowering.cpu.tiled import emit_tiled
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
@@ -17,7 +18,9 @@ from block32.lowering.problem import ScaledMatmul
 
 def emit_gemm(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the kernel that multiplies packed x with w."""
-    if pack.packs_rows(tier):
+    if digits.serves(problem, tier):
+        emit_stream_digits(problem, tier, kernel)
+    elif pack.packs_rows(tier):
         emit_stream(problem, tier, kernel)
     elif tier.form == "stream":
         emit_columns(problem, tier, kernel)

@@ -34,6 +34,7 @@ class InstructionSet:
             convert) or ``integer`` (integer operations alone).
         rescale: How a sum is multiplied by 2^e for any e: ``scalef``, or ``two_factors`` of 2^e/2.
         masked_bytes: Loads of bytes take a mask.
+        byte_products: An instruction adds four products of bytes to each 32-bit lane.
         tiles: An instruction multiplies tiles of bf16 pairs (see ``amx.py``).
         mmla: An instruction adds products of 2x4 and 4x2 bf16 to 2x2 f32 (``bfmmla``).
     """
@@ -48,6 +49,7 @@ class InstructionSet:
     widen: str
     rescale: str
     masked_bytes: bool
+    byte_products: bool = False
     tiles: bool = False
     mmla: bool = False
     dot_intrinsic: str = ""
@@ -136,7 +138,11 @@ _AVX512 = replace(
     masked_bytes=True,
 )
 _AVX512_VBMI = replace(
-    _AVX512, name="avx512_vbmi", features=_AVX512.features | {"avx512vbmi"}, widen="table"
+    _AVX512,
+    name="avx512_vbmi",
+    features=_AVX512.features | {"avx512vbmi", "avx512vnni"},
+    widen="table",
+    byte_products=True,
 )
 _AVX512_BF16 = replace(
     _AVX512_VBMI,

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The packing launch: x decoded once, in the order in which the matmul kernel reads it.
 
-Three layouts share one buffer, one for each kernel:
+Layouts share one buffer, one for each kernel:
 
 - *rows* (stream): ``[row][K]`` operands, and ``[row][chunk][lane]`` exponents;
 - *slabs* (tiled): ``[slab][K / word][row in slab]`` words, so that one row's word is a broadcast
   load, and ``[slab][block][row in slab]`` exponents;
 - *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, and
-  exponents as for slabs. Inside of a chunk K is in the order of the stream kernel.
+  exponents as for slabs. Inside of a chunk K is in the order of the stream kernel;
+- *digits* (stream with products of integers): see ``digits``.
 
 K is padded with zeros to whole chunks. Rows past the last are copies of it, and are never stored.
 Where a row's or slab's scales are safe to fold, its values are folded, its exponents are zeros, and
@@ -25,15 +26,15 @@ from iree.compiler.dialects import arith
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, IndexValue, minimum, round_up
 from block32.lowering.common.weight_layout import PLAIN
-from block32.lowering.cpu import decode, operands, ops
+from block32.lowering.cpu import decode, digits, operands, ops
 from block32.lowering.cpu.decode import Decoder
-from block32.lowering.cpu.fold import Factors
+from block32.lowering.cpu.fold import Factors, power_of_two
 from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.registers import transpose
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import BLOCK_K, ScaledMatmul
+from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
 
 VALUES = "lhs_values"
 EXPONENTS = "lhs_exponents"
@@ -107,12 +108,16 @@ def packs_rows(tier: KernelTier) -> bool:
 def values_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
     """32-bit elements of the packed values."""
     isa = instruction_set(tier.isa)
+    if digits.serves(problem, tier):
+        return _padded_rows(tier, m) * digits.values_size(problem)
     return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // isa.pair)
 
 
 def exponents_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
     """Elements of the exponents."""
     isa = instruction_set(tier.isa)
+    if digits.serves(problem, tier):
+        return _padded_rows(tier, m) * digits.scales_size(problem)
     if packs_rows(tier):
         return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // isa.chunk * isa.lanes)
     return _padded_rows(tier, m) * problem.k_blocks
@@ -152,9 +157,13 @@ class ActivationReader:
             return self._decoder.natural(self._codes(row, k, count))
         return ops.parts(self._elements(row, k, count), self._isa.lanes * self._isa.pair)
 
-    def _codes(self, row: Index, k: Index, count: int) -> ir.Value:
+    def codes(self, row: Index, k: Index, count: int, width: int) -> ir.Value:
+        """``width`` codes of a small activation, one a byte."""
         assert self._decoder is not None
-        return self._decoder.load_codes(self._lhs, row, k, count, self._isa.chunk)
+        return self._decoder.load_codes(self._lhs, row, k, count, width)
+
+    def _codes(self, row: Index, k: Index, count: int) -> ir.Value:
+        return self.codes(row, k, count, self._isa.chunk)
 
     def _elements(self, row: Index, k: Index, count: int) -> ir.Value:
         elements = ops.load_first(self._lhs, [row, k], count, self._isa.chunk)
@@ -165,7 +174,9 @@ class ActivationReader:
 
 def emit_pack(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the packing kernel: a workgroup packs one row (stream) or one slab (tiled)."""
-    if packs_rows(tier):
+    if digits.serves(problem, tier):
+        _DigitPacker(problem, tier, kernel).emit()
+    elif packs_rows(tier):
         _RowPacker(problem, tier, kernel).emit()
     elif instruction_set(tier.isa).tiles:
         _TilePacker(problem, tier, kernel).emit()
@@ -243,6 +254,63 @@ class _RowPacker(_Packer):
         for i, value in enumerate(values):
             ops.store(value, self.values, [self.part, k + i * ops.length(value)])
         ops.store(exponents, self.packed_exponents, [self.part, chunk, 0])
+
+
+class _DigitPacker(_Packer):
+    """Packs one row for the stream kernel of integers."""
+
+    def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        super().__init__(problem, tier, kernel)
+        assert tier.tile is not None
+        self.values = digits.values(kernel, VALUES, tier.tile[0])
+        self.packed_scales = digits.scales(kernel, EXPONENTS, tier.tile[0])
+        self.tables = digits.DigitTables(problem.lhs)
+        self.unit = digits.unit_exponent(problem.lhs)
+
+    def emit(self) -> None:
+        """The walk along the row."""
+        row = minimum(self.part, self.kernel.m - 1)
+        self.decide(row, 1)
+
+        def pack_chunk(chunk: Index, count: int, _: list[ir.Value]) -> Sequence[ir.Value]:
+            codes = self.reader.codes(row, chunk * digits.CHUNK, count, digits.CHUNK)
+            halves = [ops.permute(codes, range(first, digits.CHUNK, 2)) for first in (0, 1)]
+            self._pack_values(halves, chunk)
+            self._pack_scales(halves, row, chunk, count)
+            return []
+
+        operands.for_chunks(self.problem.k, digits.CHUNK, [], pack_chunk)
+
+    def _pack_values(self, halves: list[ir.Value], chunk: Index) -> None:
+        """Digits of even and of odd codes, the highest first, then the correction."""
+        even, odd = (reversed(self.tables.digits(codes)) for codes in halves)
+        registers = [digit for pair in zip(even, odd, strict=True) for digit in pair]
+        bias = ops.splat(digits.BIAS, registers[0].type)
+        # Weights of zero: what their bias adds is to be taken away.
+        sums = digits.dot([bias, bias], registers)
+        correction = arith.subi(ops.splat(0, sums.type), sums)
+        words = [ops.bitcast(register, ops.i32()) for register in registers]
+        for i, value in enumerate([*words, correction]):
+            ops.store(value, self.values, [self.part, chunk, i, 0])
+
+    def _pack_scales(self, halves: list[ir.Value], row: Index, chunk: Index, count: int) -> None:
+        """The scales of a chunk as factors and as exponents."""
+        assert self.scales is not None
+        present = ceil_div(count, BLOCK_K)
+        scales = ops.load_first(self.scales, [row, chunk * digits.BLOCKS], present, digits.BLOCKS)
+        factors, exponents = power_of_two(scales), self.exponents.from_bytes(scales)
+        unit = ops.splat(self.unit, exponents.type)
+        kinds = {
+            digits.FACTORS: arith.mulf(factors, ops.splat(2.0**self.unit, factors.type)),
+            digits.EXPONENTS: arith.addf(exponents, unit),
+        }
+        is_nan = self.tables.is_nan(halves)
+        for kind, values in kinds.items():
+            lanes = operands.spread_blocks(self.isa, values)
+            nan = ops.splat(float("nan"), lanes.type)
+            ops.store(
+                arith.select(is_nan, nan, lanes), self.packed_scales, [self.part, chunk, kind, 0]
+            )
 
 
 class _RowsPacker(_Packer):

@@ -28,7 +28,7 @@ from block32.lowering.cpu.registers import (
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.store import GROUP, ResultStore
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import ScaledMatmul
+from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
 
 #: Bytes of stack that the factors of a 32-row block may take; IREE allows 32 KiB in all.
 _FACTOR_STACK = 24 * 1024
@@ -36,7 +36,7 @@ _FACTOR_STACK = 24 * 1024
 
 def emit_stream(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the kernel: a workgroup computes ``tile[1]`` columns of y for all rows."""
-    _Stream(problem, tier, kernel).emit()
+    Stream(problem, tier, kernel).emit()
 
 
 def _scales_weights(isa: InstructionSet, rows: int) -> bool:
@@ -50,14 +50,20 @@ def _scales_weights(isa: InstructionSet, rows: int) -> bool:
     return rows > 2 and 2 * rows >= operand_cost * operands_of_chunk
 
 
-class _Stream:
-    """What the parts of the kernel share: buffers, tables, and the tile in registers."""
+class Stream:
+    """What the parts of the kernel share: buffers, tables, and the tile in registers.
+
+    Attributes:
+        chunk: Elements of K in one step.
+    """
 
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
+        """Bind the operands and build the tables at the insertion point."""
         assert tier.tile is not None and tier.mma is not None
         self.problem = problem
         self.kernel = kernel
         self.isa = instruction_set(tier.isa)
+        self.chunk = self.isa.chunk
         self.rows = tier.tile[0]
         self.weight_rows = tier.mma[1]
         self.columns = tier.tile[1]
@@ -67,17 +73,21 @@ class _Stream:
         self.decoder = Decoder(self.isa, problem.rhs)
         self.weights = operands.rhs_codes(kernel)
         self.scales = operands.rhs_scales(kernel)
-        self.x = pack.row_values(kernel, self.isa, self.rows)
-        self.x_exponents = pack.row_exponents(kernel, self.isa, self.rows)
         self.result = ResultStore(kernel)
         self.sums = ops.stack_buffer(f"memref<{self.rows}x{GROUP}xf32>")
         self.scales_weights = _scales_weights(self.isa, self.rows)
         self.factors = Factors(self.isa, self.decoder.unit)
+        self.bind_x()
         self.block_factors = self._factor_buffer()
+
+    def bind_x(self) -> None:
+        """Bind the packed activation."""
+        self.x = pack.row_values(self.kernel, self.isa, self.rows)
+        self.x_exponents = pack.row_exponents(self.kernel, self.isa, self.rows)
 
     def _factor_buffer(self) -> ir.Value | None:
         """Stack for the factors of a 32-row block, where these are shared and fit."""
-        chunks = operands.padded_k(self.problem, self.isa) // self.isa.chunk
+        chunks = ceil_div(self.problem.k, self.chunk)
         fits = chunks * self.isa.lanes * 4 <= _FACTOR_STACK
         if self.problem.rhs_block[0] == 1 or not fits:
             return None
@@ -133,17 +143,24 @@ class _Stream:
             ops.store(self._load_factors(scale_row, chunk, count), self.block_factors, [chunk, 0])
             return []
 
-        operands.for_chunks(self.problem.k, self.isa.chunk, [], fill)
+        operands.for_chunks(self.problem.k, self.chunk, [], fill)
 
     def _load_factors(self, scale_row: Index, chunk: Index, count: int) -> ir.Value:
         """What a chunk's weights or sums are multiplied by, each in the lanes of its block."""
-        scales = operands.load_chunk_scales(self.isa, self.scales, scale_row, chunk, count)
+        scales = self._chunk_scales(scale_row, chunk, count)
         if self.scales_weights:
             return operands.spread_blocks(self.isa, self.factors.of_safe(scales))
         factors = operands.spread_blocks(self.isa, power_of_two(scales))
         if self.decoder.unit == 1:
             return factors
         return arith.mulf(factors, ops.splat(self.decoder.unit, factors.type))
+
+    def _chunk_scales(self, scale_row: Index, chunk: Index, count: int) -> ir.Value:
+        """The scale bytes of w for a chunk's blocks."""
+        blocks = self.chunk // BLOCK_K
+        return ops.load_first(
+            self.scales, [scale_row, chunk * blocks], ceil_div(count, BLOCK_K), blocks
+        )
 
     def _weight_rows(self, column: Index, offset: Index, is_folded: bool) -> None:
         """Dot products of a few rows of w with all rows of x, into the sums on the stack."""
@@ -158,7 +175,7 @@ class _Stream:
             return multiply(weight_rows, chunk, count, carried)
 
         zeros = [zero_accumulator(self.isa)] * (self.weight_rows * self.rows)
-        totals = operands.for_chunks(self.problem.k, self.isa.chunk, zeros, multiply_chunk)
+        totals = operands.for_chunks(self.problem.k, self.chunk, zeros, multiply_chunk)
         for i, total in enumerate(lane_sums(totals)):
             j, row = divmod(i, self.rows)
             ops.store_scalar(total, self.sums, [row, offset + j])
@@ -171,7 +188,12 @@ class _Stream:
         weights = [self._decode(row, chunk, count, raw=True) for row in weight_rows]
         if not self.scales_weights:
             return [
-                scale_and_add(self.isa, total, self._chunk_sums(weights[j], row, chunk), factors[j])
+                scale_and_add(
+                    self.isa,
+                    total,
+                    self.chunk_sums(weights[j], row, chunk),
+                    self.sum_factors(factors[j], row, chunk),
+                )
                 for (j, row), total in zip(self._pairs(), totals, strict=True)
             ]
         totals = list(totals)
@@ -202,25 +224,38 @@ class _Stream:
         for j, weight_row in enumerate(weight_rows):
             weights = self._decode(weight_row, chunk, count, raw=False)
             scale_row = weight_row // self.problem.rhs_block[0]
-            scales = operands.load_chunk_scales(self.isa, self.scales, scale_row, chunk, count)
+            scales = self._chunk_scales(scale_row, chunk, count)
             weight_exponents = operands.spread_blocks(self.isa, self.exponents.from_bytes(scales))
             for row in range(self.rows):
-                x_exponents = ops.load(self.x_exponents, [row, chunk, 0], self.isa.lanes)
+                x_exponents = self.load_x_exponents(row, chunk)
                 exponents = self.exponents.add(x_exponents, weight_exponents)
-                scaled = self.exponents.rescale(self._chunk_sums(weights, row, chunk), exponents)
+                scaled = self.exponents.rescale(self.chunk_sums(weights, row, chunk), exponents)
                 at = j * self.rows + row
                 totals[at] = arith.addf(totals[at], scaled)
         return totals
 
     def _decode(self, weight_row: Index, chunk: Index, count: int, raw: bool) -> list[ir.Value]:
-        k = chunk * self.isa.chunk
+        k = chunk * self.chunk
         if self.rows_ahead:
             next_row = minimum(weight_row + self.rows_ahead, self.problem.n - 1)
             ops.prefetch(self.weights, [next_row, k // self.decoder.k_per_byte])
-        data = self.decoder.load_chunk(self.weights, weight_row, k, count)
-        return self.decoder.decode_chunk(data, raw)
+        return self.decode(weight_row, k, count, raw)
 
-    def _chunk_sums(self, weights: list[ir.Value], row: int, chunk: Index) -> ir.Value:
+    def decode(self, weight_row: Index, k: Index, count: int, raw: bool) -> list[ir.Value]:
+        """The operands of a chunk of w, of which ``count`` elements exist."""
+        return self.decoder.decode_chunk(
+            self.decoder.load_chunk(self.weights, weight_row, k, count), raw
+        )
+
+    def load_x_exponents(self, row: int, chunk: Index) -> ir.Value:
+        """The exponents of a row of x for a chunk, in the lanes of its sums."""
+        return ops.load(self.x_exponents, [row, chunk, 0], self.isa.lanes)
+
+    def sum_factors(self, factors: ir.Value, row: int, chunk: Index) -> ir.Value:
+        """What the sums of a chunk are multiplied by, with ``factors`` for w; x is folded."""
+        return factors
+
+    def chunk_sums(self, weights: list[ir.Value], row: int, chunk: Index) -> ir.Value:
         """The products of a chunk of w with a row of x, added up a lane."""
         sums = zero_accumulator(self.isa)
         for i, weight in enumerate(weights):
@@ -230,4 +265,4 @@ class _Stream:
 
     def _load_x(self, row: int, chunk: Index, i: int, size: int) -> ir.Value:
         """Operand ``i`` of a chunk of a row of x."""
-        return ops.load(self.x, [row, chunk * self.isa.chunk + i * size], size, 64)
+        return ops.load(self.x, [row, chunk * self.chunk + i * size], size, 64)

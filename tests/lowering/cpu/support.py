@@ -66,7 +66,16 @@ class Processor:
         here = device_facts((*LOCAL, "--iree-llvmcpu-target-cpu=host"))
         used = {
             feature
-            for feature in ("avx2", "fma", "f16c", "avx512bf16", "avx512vbmi", "avx512bw", "bf16")
+            for feature in (
+                "avx2",
+                "fma",
+                "f16c",
+                "avx512bf16",
+                "avx512vbmi",
+                "avx512vnni",
+                "avx512bw",
+                "bf16",
+            )
             if feature in self.facts.cpu_features
         }
         return here.architecture == self.facts.architecture and used <= here.cpu_features
