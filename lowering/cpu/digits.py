@@ -23,6 +23,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
+from block32.lowering.common.weight_layout import PLAIN
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.formats import SMALL_FLOATS, SmallFloat
 from block32.lowering.cpu.isa import instruction_set
@@ -54,6 +55,7 @@ def serves(problem: ScaledMatmul, tier: KernelTier) -> bool:
     packed = problem.quantized() if problem.lhs_quantize else problem
     return (
         tier.form == "stream"
+        and tier.weight_layout == PLAIN
         and instruction_set(tier.isa).byte_products
         and problem.rhs == _WEIGHT
         and packed.lhs in _ACTIVATIONS
