@@ -112,7 +112,8 @@ def test_every_scale_byte_with_every_other(processor: Processor, m: int) -> None
     if m == 256:
         rows = [SAFE_FIRST]
     else:
-        rows = [np.resize(np.uint8(bytes_), m) for bytes_ in ([127], [0], [254, 80], [255, 1])]
+        few = ([127], [0], [254, 80], [255, 1])
+        rows = [np.resize(np.array(bytes_, np.uint8), m) for bytes_ in few]
     for bytes_ in rows:
         case = ones(problem, m)
         case.lhs_scale[:] = bytes_[:, None]
