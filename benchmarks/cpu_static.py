@@ -45,7 +45,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "W8A8, w in 1x32 blocks": {"rhs_block": (1, 32)},
     "MXFP4": {"rhs": "f4E2M1FN"},
 }
-ROWS = (1, 4, 64)
+ROWS = (1, 4, 8, 64)
 
 #: Instructions that multiply and add, and how many products each makes.
 PRODUCTS = {
