@@ -1,6 +1,9 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What can be read from the assembly of CPU kernels, of x86-64 and aarch64: their innermost loops."""
+"""What can be read from the assembly of CPU kernels: their innermost loops.
+
+Of x86-64 in AT&T syntax, and of aarch64.
+"""
 
 from __future__ import annotations
 
@@ -43,5 +46,5 @@ def mnemonics(loop: list[str]) -> Counter[str]:
 
 
 def stack_accesses(loop: list[str]) -> list[str]:
-    """The instructions of a loop that go to the stack by its pointer: spills, where there are any."""
+    """The instructions of a loop that use the stack pointer: spills."""
     return [line for line in loop if re.search(r"%r[sb]p\b|\[sp\b", line)]

@@ -210,6 +210,17 @@ class Decoder:
             return [pairs]
         return ops.parts(_extend(pairs), self.isa.lanes)
 
+    def paired(self, upper: ir.Value, lower: ir.Value) -> list[ir.Value]:
+        """Decode a chunk of two rows of w: each operand holds a word of the one, then of the other.
+
+        The codes are put side by side, which is cheaper than to move what becomes of them.
+        """
+        word, size = self.isa.word, ops.length(upper)
+        order = [
+            at + i + row for at in range(0, size, word) for row in (0, size) for i in range(word)
+        ]
+        return self.operands(ops.shuffle(upper, lower, order))
+
     def columns(self, turned: ir.Value) -> list[ir.Value]:
         """Decode 16 columns of 4 K (with tables) or of 1 K; raw operands, in the order of K."""
         if self.isa.widen != "table":

@@ -9,9 +9,10 @@ from block32.lowering.cpu import digits, pack
 from block32.lowering.cpu.columns import emit_columns
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.matrix import emit_matrix
+from block32.lowering.cpu.pairs import emit_pairs
 from block32.lowering.cpu.stream import emit_stream
 from block32.lowering.cpu.stream_digits import emit_stream_digits
-from block32.lowering.cpu.tiled import emit_tiled
+from block32.lowering.cpu.tiled import decodes_in_registers, emit_tiled
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 
@@ -26,5 +27,7 @@ def emit_gemm(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) ->
         emit_columns(problem, tier, kernel)
     elif instruction_set(tier.isa).tiles:
         emit_matrix(problem, tier, kernel)
+    elif decodes_in_registers(tier):
+        emit_pairs(problem, tier, kernel)
     else:
         emit_tiled(problem, tier, kernel)

@@ -120,15 +120,10 @@ class Panel:
         factors = ops.load(self._block_factors, [local_chunk, at], 2)
         # Two 32-bit lanes of an operand hold the four elements of a row.
         factors = ops.shuffle(factors, factors, (0, 0, 1, 1))
-        words = range(isa.chunk // isa.word)
-        order = [
-            isa.word * word + i + row for word in words for row in (0, isa.chunk) for i in range(4)
-        ]
-        operands_ = self._decoder.operands(ops.shuffle(upper, lower, order))
-        for word, operand in enumerate(operands_):
+        for word, operand in enumerate(self._decoder.paired(upper, lower)):
             value = self._factors.apply(operand, factors)
             value = ops.bitcast(value, ir.Type.parse(isa.word_type))
-            step = local_chunk * len(words) + word
+            step = local_chunk * (isa.chunk // isa.word) + word
             ops.store(value, self._buffer, [self._workgroup, step, at], 64)
 
     def _turn_chunk(self, rows: list[Index], at: Index, chunk: Index, local_chunk: Index) -> None:

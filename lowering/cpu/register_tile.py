@@ -10,7 +10,12 @@ from block32.lowering.common.index import Index
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.isa import InstructionSet
 from block32.lowering.cpu.panel import Panel
-from block32.lowering.cpu.registers import as_operand, broadcast_operand, multiply_add
+from block32.lowering.cpu.registers import (
+    as_operand,
+    broadcast_operand,
+    multiply_add,
+    multiply_pairs,
+)
 
 
 class RegisterTile:
@@ -98,10 +103,9 @@ class PairTile(RegisterTile):
         for row in range(0, self.rows, 2):
             words = ops.load(self.x, [slab, x_step, row], 2, 64)
             x = as_operand(self.isa, words)
-            for weight in weights:
-                old = sums[len(result)]
-                arguments = [old, x, weight]
-                result.append(ops.intrinsic("llvm.aarch64.neon.bfmmla", old.type, arguments))
+            result += [
+                multiply_pairs(sums[len(result) + i], x, weight) for i, weight in enumerate(weights)
+            ]
         return result
 
 

@@ -23,6 +23,14 @@ def multiply_add(isa: InstructionSet, sums: ir.Value, a: ir.Value, b: ir.Value) 
     return scale_and_add(isa, sums, a, b)
 
 
+def multiply_pairs(sums: ir.Value, x: ir.Value, weights: ir.Value) -> ir.Value:
+    """2x2 ``sums`` plus products of two rows of x and two of w, four bf16 of each (``bfmmla``).
+
+    A register holds the first row's sums with both rows of w, then the second's.
+    """
+    return ops.intrinsic("llvm.aarch64.neon.bfmmla", sums.type, [sums, x, weights])
+
+
 def scale_and_add(
     isa: InstructionSet, totals: ir.Value, sums: ir.Value, factors: ir.Value
 ) -> ir.Value:

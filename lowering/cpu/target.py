@@ -100,10 +100,12 @@ class CpuTarget(Target):
         groups = ("offsets", "expert_ids") if problem.grouping else ()
         packed = (pack.VALUES, pack.EXPONENTS, pack.FOLDED)
         quantized = (CODES, SCALES) if problem.lhs_quantize else ()
-        tiles = [tier for tier in tiers if tier.form == "tiled"]
+        panels = [
+            tier for tier in tiers if tier.form == "tiled" and not tiled.decodes_in_registers(tier)
+        ]
         scratch = {
-            tiled.PANEL: [tier for tier in tiles if not instruction_set(tier.isa).tiles],
-            tiled.ACCUMULATORS: tiles,
+            tiled.PANEL: [tier for tier in panels if not instruction_set(tier.isa).tiles],
+            tiled.ACCUMULATORS: panels,
         }
         scratch = {name: users for name, users in scratch.items() if users}
         elements = {CODES: "i8", SCALES: "i8", tiled.ACCUMULATORS: "f32"}
@@ -239,7 +241,10 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
         return f"expected tile[1] to be a multiple of {COLUMNS} but got {columns}"
     if depth % isa.chunk:
         return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
-    if tier.mma[1] % isa.lanes or COLUMNS % tier.mma[1]:
+    if tiled.decodes_in_registers(tier):
+        if tier.mma[1] % 2 or GROUP % tier.mma[1]:
+            return f"expected mma[1] to be an even divisor of {GROUP} but got {tier.mma[1]}"
+    elif tier.mma[1] % isa.lanes or COLUMNS % tier.mma[1]:
         return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
     if isa.mmla and tier.mma[0] % 2:
         return f"'{isa.name}' multiplies pairs of rows: expected mma[0] to be even"

@@ -100,6 +100,12 @@ def resting_columns(tier: KernelTier) -> int:
     return tier.mma[1] if is_one_slab(tier) else tier.tile[1]
 
 
+def decodes_in_registers(tier: KernelTier) -> bool:
+    """Whether a tile of one slab is computed without a panel and accumulators (``pairs.py``)."""
+    assert tier.tile is not None and tier.mma is not None
+    return instruction_set(tier.isa).mmla and tier.tile[0] == tier.mma[0]
+
+
 def panel_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
     """i32 or f32 elements of the panels of all workgroups."""
     assert tier.tile is not None

@@ -157,35 +157,47 @@ def test_the_tiled_loop_of_aarch64_is_products_and_loads(
 
 
 #: Scalar work in a loop that is meant to be vector code, but for addresses and the counter.
-SCALAR = re.compile(r"ldrb|ldrsb|[us]bfx|f(add|mul|madd|cvt)\s+[hsd]\d")
+SCALAR = re.compile(r"ldrsb|[us]bfx|f(add|mul|madd|cvt)\s+[hsd]\d")
+
+
+#: Products of weights and elements of x that an instruction makes.
+PRODUCTS = {"bfmmla": 16, "bfdot": 8, "fmla": 4}
 
 
 @pytest.mark.parametrize(
-    ("profile", "m", "rhs", "weights", "lookups", "most"),
+    ("profile", "m", "rhs", "product", "weights", "lookups", "most"),
     [
-        ("neon_bf16", 1, "f8E4M3FN", 128, 24, 126),
-        ("neon_bf16", 4, "f8E4M3FN", 64, 12, 116),
-        ("neon_bf16", 1, "f4E2M1FN", 128, 16, 80),
-        ("neon", 1, "f8E4M3FN", 64, 0, 102),
-        ("neon", 4, "f8E4M3FN", 64, 0, 184),
+        ("neon_bf16", 1, "f8E4M3FN", "bfdot", 128, 24, 126),
+        ("neon_bf16", 1, "f4E2M1FN", "bfdot", 128, 16, 80),
+        ("neon_bf16", 2, "f8E4M3FN", "bfmmla", 128, 24, 142),
+        ("neon_bf16", 4, "f8E4M3FN", "bfmmla", 128, 24, 164),
+        ("neon_bf16", 8, "f8E4M3FN", "bfmmla", 64, 12, 120),
+        ("neon", 1, "f8E4M3FN", "fmla", 64, 0, 102),
+        ("neon", 4, "f8E4M3FN", "fmla", 64, 0, 184),
     ],
 )
-def test_the_stream_loop_of_aarch64(
-    profile: str, m: int, rhs: str, weights: int, lookups: int, most: int, tmp_path: Path
+def test_the_loop_of_few_rows_of_aarch64(
+    profile: str,
+    m: int,
+    rhs: str,
+    product: str,
+    weights: int,
+    lookups: int,
+    most: int,
+    tmp_path: Path,
 ) -> None:
     """So many weights become operands in registers, and take at most so many instructions."""
     problem = ScaledMatmul(m, 256, 512, rhs=rhs)
-    product = "bfdot" if profile == "neon_bf16" else "fmla"
     loop = hot_loop(assembly(problem, PROCESSORS[profile], tmp_path), product)
     counts = mnemonics(loop)
     assert counts["tbl"] + counts["tbx"] == lookups
     if not lookups:
         assert counts["fcvtl"] == counts["fcvtl2"] > 0
     assert not [line for line in loop if SCALAR.match(line)]
+    assert counts["ldrb"] <= weights // 32, "bytes that are loaded one by one are scales"
     assert not stack_accesses(loop), "the loop spills"
-    # A product of bf16 pairs is 8 weights with a row, one of f32 is 4; sums are scaled by fmla too.
-    each = 8 if product == "bfdot" else 4
-    assert weights * m <= counts[product] * each <= weights * m + 8
+    # Sums are scaled by fmla, too.
+    assert weights * m <= counts[product] * PRODUCTS[product] <= weights * m + 8
     assert len(loop) <= most
 
 

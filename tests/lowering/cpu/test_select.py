@@ -135,6 +135,14 @@ def test_refuses_half_a_pair_of_rows() -> None:
     assert refused == "'neon_bf16' multiplies pairs of rows: expected mma[0] to be even"
 
 
+def test_refuses_rows_of_w_that_are_no_pairs() -> None:
+    facts = ARM_PROCESSORS[0].facts
+    tier = KernelTier("tiled", 8, (8, 128, 256), mma=(8, 2, 4), isa="neon_bf16")
+    assert TARGET.verify(DYNAMIC, tier, facts) is None
+    refused = TARGET.verify(DYNAMIC, dataclasses.replace(tier, mma=(8, 3, 4)), facts)
+    assert refused == "expected mma[1] to be an even divisor of 16 but got 3"
+
+
 def test_refuses_an_activation_that_the_instruction_set_cannot_hold() -> None:
     facts = X86_PROCESSORS[1].facts
     problem = ScaledMatmul(1, 64, 64, lhs="f32", lhs_scaled=False)
