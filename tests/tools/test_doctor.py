@@ -107,9 +107,7 @@ def test_a_module_for_this_machine_fits() -> None:
     assert "runs with --device=hip" in found["its code"].found
 
 
-def test_a_module_for_another_machine_says_what_it_needs_and_what_would_work() -> (
-    None
-):
+def test_a_module_for_another_machine_says_what_it_needs_and_what_would_work() -> None:
     """The wrong target: it "needs gfx950", and what would work."""
     found = by_subject(doctor.check_module(read_vmfb(compiled(ONE, GFX950)), PC))["its code"]
     assert found.status == "bad"
@@ -290,7 +288,9 @@ def test_the_whole_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["target portable"]["status"] == "ok"
 
 
-def test_a_module_of_another_version_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_another_version_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m.vmfb"
     path.write_bytes(with_hal_version(compiled(ONE), 6))
     assert run(str(path)) == 1
