@@ -19,7 +19,7 @@ def draw_comparison(rows: Sequence[dict[str, Any]], path: Path) -> None:
         path: The image; its suffix says which kind.
 
     Raises:
-        SystemExit: matplotlib is not installed.
+        SystemExit: Matplotlib is not installed.
     """
     try:
         import matplotlib

@@ -4,11 +4,11 @@
 
     python benchmarks/spec_scaling.py --counts 250,500,1000
 
-Two kinds of model: `own scales`, marked matmuls of one shape that each name scales of their own (a
-matcher each), and `few shapes`, `linalg.scaled_contract` of four shapes (a matcher for each shape).
-Columns, in seconds of CPU time: `compile` is `block32 compile` from text to vmfb; `spec` is
-`block32 spec` without its check; `plain` is iree-compile up to the phase where specs are applied,
-without one; `applied` is the same with the spec.
+Two kinds of model: ``own scales``, marked matmuls of one shape that each name scales of their own
+(a matcher each), and ``few shapes``, ``linalg.scaled_contract`` of four shapes (a matcher for each
+shape). Columns, in seconds of CPU time: ``compile`` is ``block32 compile`` from text to vmfb;
+``spec`` is ``block32 spec`` without its check; ``plain`` is iree-compile up to the phase where
+specs are applied, without one; ``applied`` is the same with the spec.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def own_scales(count: int) -> str:
 
 
 def few_shapes(count: int) -> str:
-    """`linalg.scaled_contract` of four shapes, each on its own weight."""
+    """``linalg.scaled_contract`` of four shapes, each on its own weight."""
     lines = [_MAPS]
     for i in range(count):
         n = 32 * (i % 4 + 1)
@@ -104,7 +104,7 @@ def cpu_seconds(command: Sequence[str]) -> float:
 
 
 def measure(model: str, folder: Path) -> tuple[float, float, float, float]:
-    """Seconds for `block32 compile`, `block32 spec`, iree-compile without the spec, and with it."""
+    """Seconds for a compile, the making of a spec, and iree-compile without and with it."""
     path, spec = folder / "model.mlir", folder / "spec.mlir"
     path.write_text(model)
     block32 = [sys.executable, "-m", "block32"]

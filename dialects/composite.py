@@ -20,13 +20,12 @@ from block32.dialects.block_scale import SCALE_RULES
 from block32.dialects.diagnostics import BadAttributeError, error_at
 from block32.dialects.problem import QUANTIZED_FROM
 from block32.lowering.host import operand_types, result_type
-from block32.lowering.problem import ScaledMatmul
+from block32.lowering.problem import BLOCK_K, SCALE_TYPE, ScaledMatmul, ceil_div
 
 ATTRIBUTE = "block32.composite"
 
 #: What activations may be quantised to.
 QUANTIZED_TO = ("f8E4M3FN", "f8E5M2")
-SCALE_TYPE = "f8E8M0FNU"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Quantize:
             raise BadAttributeError(f"expected a static K but got {x}")
         for name, got, columns, element in (
             ("codes", codes, x.shape[1], self.element),
-            ("scales", scales, -(-x.shape[1] // 32), SCALE_TYPE),
+            ("scales", scales, ceil_div(x.shape[1], BLOCK_K), SCALE_TYPE),
         ):
             wanted = ir.RankedTensorType.get([x.shape[0], columns], ir.Type.parse(element))
             if got != wanted:

@@ -15,6 +15,7 @@ meaning in plain linalg. ``block32-inline-composites`` makes plain linalg of the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -34,13 +35,12 @@ from block32.lowering.host import operand_types
 from block32.lowering.problem import (
     BLOCK_K,
     RESULT_TYPES,
+    SCALE_TYPE,
     VALUE_TYPES,
     Epilogue,
     ScaledMatmul,
     ceil_div,
 )
-
-SCALE_TYPE: Final = "f8E8M0FNU"
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,8 @@ def scaled_linear(
             activation=activation,
         ),
     )
+    if residual is not None:
+        residual = _as_rows_of(x_type, operand.n, "residual", residual)
     operands = {
         "lhs": rows,
         "lhs_scale": rows_scales,
@@ -195,16 +197,10 @@ def scaled_linear(
         "row_scale": row_scale,
         "scale": scale,
         "bias": bias,
-        "residual": None
-        if residual is None
-        else _as_rows_of(x_type, operand.n, "residual", residual),
+        "residual": residual,
     }
     present = {name: value for name, value in operands.items() if value is not None}
-    for name, wanted in operand_types(problem).items():
-        argument = _ARGUMENTS.get(name, name)
-        found = _tensor_type(argument, present[name])
-        if found != wanted:
-            raise BadAttributeError(f"expected {argument} of {wanted} but got {found}")
+    _check_operands(problem, present)
     return _as_shape_of(x, _composites().matmul(problem, present))
 
 
@@ -215,6 +211,15 @@ _ARGUMENTS: Final = {
     "rhs": "weight",
     "rhs_scale": "scales",
 }
+
+
+def _check_operands(problem: ScaledMatmul, operands: Mapping[str, ir.Value]) -> None:
+    """Refuse operands of other types than the problem's."""
+    for name, wanted in operand_types(problem).items():
+        argument = _ARGUMENTS.get(name, name)
+        found = _tensor_type(argument, operands[name])
+        if found != wanted:
+            raise BadAttributeError(f"expected {argument} of {wanted} but got {found}")
 
 
 def _composites() -> Composites:

@@ -24,7 +24,14 @@ from block32.lowering.common.tensors import bitcast
 from block32.lowering.host import operand_types, result_type
 from block32.lowering.portable.expand import expand
 from block32.lowering.portable.quantize import quantize
-from block32.lowering.problem import BLOCK_K, SHORT_NAMES, Grouping, ScaledMatmul, ceil_div
+from block32.lowering.problem import (
+    BLOCK_K,
+    SCALE_TYPE,
+    SHORT_NAMES,
+    Grouping,
+    ScaledMatmul,
+    ceil_div,
+)
 
 
 def build_quantize_function(
@@ -47,7 +54,7 @@ def build_quantize_function(
     rows, k = x_type.shape
     results = [
         ir.RankedTensorType.get([rows, k], ir.Type.parse(element)),
-        ir.RankedTensorType.get([rows, ceil_div(k, BLOCK_K)], ir.Type.parse("f8E8M0FNU")),
+        ir.RankedTensorType.get([rows, ceil_div(k, BLOCK_K)], ir.Type.parse(SCALE_TYPE)),
     ]
     composite.check_signature(ir.FunctionType.get([x_type], results))
     function, block = private_function(symbol, [x_type], results)

@@ -39,7 +39,7 @@ from block32.lowering.kernel_module import (
     export_name,
     tiers_of,
 )
-from block32.lowering.problem import ScaledMatmul
+from block32.lowering.problem import SCALE_TYPE, ScaledMatmul
 from block32.lowering.target import RESULT, Launch
 
 #: How the message of a check of rows begins.
@@ -61,7 +61,7 @@ def operand_types(problem: ScaledMatmul) -> dict[str, ir.Type]:
     """
     dynamic = ir.ShapedType.get_dynamic_size()
     m = dynamic if problem.m is None else problem.m
-    scale = ir.Type.parse("f8E8M0FNU")
+    scale = ir.Type.parse(SCALE_TYPE)
     experts = [problem.grouping.experts] if problem.grouping else []
     types = {
         "lhs": _storage_type([m, problem.k], problem.lhs),

@@ -11,6 +11,9 @@ from typing import Final
 #: K elements that share one scale, in every MX format (OCP Microscaling Formats 1.0, section 5).
 BLOCK_K: Final = 32
 
+#: Element type of scales in IR: E8M0, a power of two (OCP Microscaling Formats 1.0, section 5.4.1).
+SCALE_TYPE: Final = "f8E8M0FNU"
+
 #: Bits of each element type that a kernel may read or write, by its MLIR name.
 ELEMENT_BITS: Final[dict[str, int]] = {
     "f4E2M1FN": 4,

@@ -14,6 +14,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.lowering.common.tensors import bitcast
+from block32.lowering.problem import SCALE_TYPE
 
 #: NumPy's types of the floats that a scale may be stored in, by MLIR name.
 FLOATS: Final[dict[str, Any]] = {
@@ -117,4 +118,4 @@ def build_scales(codes: npt.NDArray[np.uint8]) -> ir.Value:
         np.ascontiguousarray(codes).view(np.int8), type=i8, shape=shape
     )
     constant = arith.ConstantOp(ir.RankedTensorType.get(shape, i8), content).result
-    return bitcast(constant, ir.RankedTensorType.get(shape, ir.Type.parse("f8E8M0FNU")))
+    return bitcast(constant, ir.RankedTensorType.get(shape, ir.Type.parse(SCALE_TYPE)))

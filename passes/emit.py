@@ -47,7 +47,6 @@ After::
         scf.for
         ...
 
-Return:
 The bodies hold vector, memref, scf and the target's intrinsics; ``#iree_codegen.no_pipeline`` makes
 IREE leave them as they are.
 """

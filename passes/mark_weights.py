@@ -46,6 +46,7 @@ from typing import ClassVar
 from iree.compiler import ir
 
 from block32.dialects.diagnostics import DiagnosticError, error_at
+from block32.lowering.problem import BLOCK_K
 from block32.passes.base import Pass, Report
 from block32.passes.quantizing.layers import Layer, find_layers
 from block32.passes.quantizing.marked import replace_by_marked
@@ -101,7 +102,7 @@ class MarkWeightsPass(Pass):
         for layer in layers:
             weight = weights[str(layer.source.key)]
             _check(layer, weight)
-            stored = store.quantized(layer, (weight.block_rows, 32))
+            stored = store.quantized(layer, (weight.block_rows, BLOCK_K))
             if stored.keeps_original:
                 raise error_at(
                     layer.op,

@@ -11,7 +11,7 @@ exact in float64 up to the sum over K.
 Codes and scales go in and out as raw uint8. Arrays of int8 or of the ml_dtypes types are taken
 by their bytes; no scale is ever cast as a number.
 
-The shapes, with `ceil` for every division:
+The shapes, with ``ceil`` for every division:
 
     x [M, K]     x_scale [M, K/32]
     w [N, K]     w_scale [N/rows, K/columns]   for a weight block of rows x columns
@@ -40,9 +40,9 @@ SCALE_MAX = 254
 
 @dataclass(frozen=True)
 class Format:
-    """A small float: a sign, `exponent_bits`, `mantissa_bits`, and what its last codes mean.
+    """A small float: a sign, ``exponent_bits``, ``mantissa_bits``, and what its last codes mean.
 
-    `max_code` is the largest finite code; `nan_code` is the code that a NaN encodes to, if any.
+    ``max_code`` is the largest finite code; ``nan_code`` is the code that a NaN encodes to, if any.
     """
 
     exponent_bits: int
@@ -94,7 +94,7 @@ def raw(array: AnyArray) -> Bytes:
     """The bytes of a one-byte array (uint8, int8, or an 8-bit ml_dtypes type), unchanged.
 
     Raises:
-        TypeError: if the elements are not bytes, or are a float8 other than the OCP ones.
+        TypeError: If the elements are not bytes, or are a float8 other than the OCP ones.
     """
     array = np.asarray(array)
     name = array.dtype.name
@@ -104,7 +104,7 @@ def raw(array: AnyArray) -> Bytes:
 
 
 def unpack(packed: AnyArray) -> Bytes:
-    """Two 4-bit codes a byte, `[..., K/2]`, to one a byte, `[..., K]`; the low nibble is even k."""
+    """Two codes a byte, ``[..., K/2]``, to one a byte, ``[..., K]``; the low nibble is even k."""
     data = raw(packed)
     codes = np.empty((*data.shape[:-1], 2 * data.shape[-1]), np.uint8)
     codes[..., 0::2], codes[..., 1::2] = data & 0xF, data >> 4
@@ -112,17 +112,17 @@ def unpack(packed: AnyArray) -> Bytes:
 
 
 def pack(codes: AnyArray) -> Bytes:
-    """The inverse of `unpack`; an odd K is filled up with a zero."""
+    """The inverse of ``unpack``; an odd K is filled up with a zero."""
     data = raw(codes)
     data: Bytes = np.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, data.shape[-1] % 2)])
     return data[..., 0::2] + data[..., 1::2] * np.uint8(16)
 
 
 def decode(codes: AnyArray, element: Element = "e4m3") -> Reals:
-    """The values of `codes`, by table: e4m3 (e4m3fn), e5m2, or e2m1 packed two a byte.
+    """The values of ``codes``, by table: e4m3 (e4m3fn), e5m2, or e2m1 packed two a byte.
 
     An ml_dtypes array says its own element (its e2m1 has one code a byte). Shapes are kept,
-    but for packed e2m1: `[..., K/2]` becomes `[..., K]`.
+    but for packed e2m1: ``[..., K/2]`` becomes ``[..., K]``.
     """
     codes = np.asarray(codes)
     if codes.dtype.name == "float4_e2m1fn":
@@ -140,7 +140,7 @@ def encode(values: AnyArray, element: Element = "e4m3") -> Bytes:
     """Round to nearest even, saturating (infinities too); a NaN keeps its sign. One code a byte.
 
     Raises:
-        ValueError: for a NaN in an element type that has none (e2m1).
+        ValueError: For a NaN in an element type that has none (e2m1).
     """
     form = FORMATS[element]
     values = np.asarray(values).astype(np.float64)
@@ -183,17 +183,17 @@ def round_to(values: AnyArray, kind: Kind) -> Reals:
 
 
 def scale_shape(rows: int, columns: int, block: tuple[int, int]) -> tuple[int, int]:
-    """The shape of the scales of a `rows x columns` operand; the last blocks may be short."""
+    """The shape of the scales of a ``rows x columns`` operand; the last blocks may be short."""
     return -(-rows // block[0]), -(-columns // block[1])
 
 
 def expand(per_block: AnyArray, shape: tuple[int, int], block: tuple[int, int]) -> AnyArray:
-    """One value a block to one a element: `scale_shape(*shape, block)` to `shape`.
+    """One value a block to one a element: ``scale_shape(*shape, block)`` to ``shape``.
 
     A trailing axis of 1 is dropped, as some checkpoints have one.
 
     Raises:
-        ValueError: if the scales have another shape.
+        ValueError: If the scales have another shape.
     """
     expected = scale_shape(*shape, block)
     if per_block.shape not in (expected, (*expected, 1)):
@@ -209,7 +209,7 @@ def dequantize(
     block: tuple[int, int] = (1, BLOCK),
     element: Element = "e4m3",
 ) -> Reals:
-    """The values `[rows, K]` of an operand and its E8M0 scales; a NaN scale is a NaN block.
+    """The values ``[rows, K]`` of an operand and its E8M0 scales; a NaN scale is a NaN block.
 
     Without scales the operand is taken as it is, and may be of a wider float type (bf16, f16,
     f32, f64).
@@ -234,22 +234,22 @@ def scaled_matmul(
     lhs_element: Element = "e4m3",
     rhs_element: Element = "e4m3",
 ) -> Reals:
-    """`x @ w^T` in float64, `[M, N]`, each block of 32 K times its two scales.
+    """``x @ w^T`` in float64, ``[M, N]``, each block of 32 K times its two scales.
 
     Args:
-        x: `[M, K]` codes (packed e2m1: `[M, K/2]`), or values of a wider float type.
-        x_scale: `[M, ceil(K/32)]` E8M0 bytes, or None for an unscaled x.
-        w: `[N, K]` codes (packed e2m1: `[N, K/2]`), or values of a wider float type.
-        w_scale: E8M0 bytes, one a block of `rhs_block`, or None for an unscaled w.
-        rhs_block: rows (N) and columns (K) that share a weight scale.
-        lhs_element: the element type of raw bytes in x.
-        rhs_element: the element type of raw bytes in w.
+        x: ``[M, K]`` codes (packed e2m1: ``[M, K/2]``), or values of a wider float type.
+        x_scale: ``[M, ceil(K/32)]`` E8M0 bytes, or None for an unscaled x.
+        w: ``[N, K]`` codes (packed e2m1: ``[N, K/2]``), or values of a wider float type.
+        w_scale: E8M0 bytes, one a block of ``rhs_block``, or None for an unscaled w.
+        rhs_block: Rows (N) and columns (K) that share a weight scale.
+        lhs_element: The element type of raw bytes in x.
+        rhs_element: The element type of raw bytes in w.
 
     A NaN scale makes NaN exactly the row (x) or the columns (w) that its block takes part in.
-    The result is not rounded, and is finite where f32 overflows: see `round_to`, `compare`.
+    The result is not rounded, and is finite where f32 overflows: see ``round_to``, ``compare``.
 
     Raises:
-        ValueError: if the shapes do not fit together.
+        ValueError: If the shapes do not fit together.
     """
     left = dequantize(x, x_scale, (1, BLOCK), lhs_element)
     right = dequantize(w, w_scale, rhs_block, rhs_element)
@@ -272,19 +272,19 @@ def grouped_matmul(
     lhs_element: Element = "e4m3",
     rhs_element: Element = "e4m3",
 ) -> Reals:
-    """A matmul with a weight for each group of rows (mixture of experts) in float64, `[M, N]`.
+    """A matmul with a weight for each group of rows (mixture of experts) in float64, ``[M, N]``.
 
     Args:
-        x: `[M, K]`, as `scaled_matmul` takes it.
-        x_scale: `[M, ceil(K/32)]` E8M0 bytes, or None for an unscaled x.
-        w: `[experts, N, K]` codes (packed e2m1: `[experts, N, K/2]`).
-        w_scale: `[experts, ...]`, for each expert what `scaled_matmul` takes.
-        offsets: `[groups + 1]` rising row numbers; group g is rows offsets[g] to offsets[g + 1].
-        expert_ids: `[groups]`; an id that is no expert, such as -1, makes zeros.
-        init: `[M, N]`: the rows that belong to no group.
-        rhs_block: rows (N) and columns (K) that share a weight scale.
-        lhs_element: the element type of raw bytes in x.
-        rhs_element: the element type of raw bytes in w.
+        x: ``[M, K]``, as ``scaled_matmul`` takes it.
+        x_scale: ``[M, ceil(K/32)]`` E8M0 bytes, or None for an unscaled x.
+        w: ``[experts, N, K]`` codes (packed e2m1: ``[experts, N, K/2]``).
+        w_scale: ``[experts, ...]``, for each expert what ``scaled_matmul`` takes.
+        offsets: ``[groups + 1]`` rising row numbers; group g is rows offsets[g] to offsets[g + 1].
+        expert_ids: ``[groups]``; an id that is no expert, such as -1, makes zeros.
+        init: ``[M, N]``: the rows that belong to no group.
+        rhs_block: Rows (N) and columns (K) that share a weight scale.
+        lhs_element: The element type of raw bytes in x.
+        rhs_element: The element type of raw bytes in w.
     """
     y = np.array(init, np.float64)
     for group, expert in enumerate(np.asarray(expert_ids).tolist()):
@@ -333,17 +333,17 @@ def quantize_weight(
     rule: Rule = "rceil",
     element: Element = "e4m3",
 ) -> tuple[Bytes, Bytes]:
-    """Quantise `[N, K]` values, one scale a block: codes `[N, K]` and E8M0 `scale_shape` bytes.
+    """Quantise ``[N, K]`` values: codes ``[N, K]``, and an E8M0 byte a block, ``scale_shape``.
 
-    With `amax = max(max|w|, 2^-126)` over a block (values are rounded to f32 first; NaNs are
-    passed over): `byte = clamp(exponent + 127, 0, 254)`, `code = encode(w * 2^(127 - byte))`.
+    With ``amax = max(max|w|, 2^-126)`` over a block (values are rounded to f32 first; NaNs are
+    passed over): ``byte = clamp(exponent + 127, 0, 254)``, ``code = encode(w * 2^(127 - byte))``.
     This is the rule of vLLM's MX quantiser, and so of the kernels.
 
     - A block of zeros has byte 0. Finite input never has a byte above 247 (e4m3).
     - An infinity makes the byte 254 and saturates; its block's other values stay finite.
     - A NaN stays a NaN, alone. e2m1 has none: there the byte is 255, all of the block's codes 0.
 
-    e2m1 codes come packed, `[N, ceil(K/2)]`.
+    e2m1 codes come packed, ``[N, ceil(K/2)]``.
     """
     form = FORMATS[element]
     with np.errstate(over="ignore"):
@@ -371,10 +371,10 @@ def quantize_weight(
 
 
 def quantize(x: AnyArray, rule: Rule = "rceil", element: Element = "e4m3") -> tuple[Bytes, Bytes]:
-    """Quantise activations `[..., K]`, one scale a row and 32 K: codes and E8M0 bytes.
+    """Quantise activations ``[..., K]``, one scale a row and 32 K: codes and E8M0 bytes.
 
-    `quantize_weight` says the rule. Codes are `[..., K]` (e2m1: packed, `[..., ceil(K/2)]`),
-    scales `[..., ceil(K/32)]`.
+    ``quantize_weight`` says the rule. Codes are ``[..., K]`` (e2m1: packed, ``[..., ceil(K/2)]``),
+    scales ``[..., ceil(K/32)]``.
     """
     x = np.asarray(x)
     rows = int(np.prod(x.shape[:-1]))
@@ -391,7 +391,7 @@ FROBENIUS_TOLERANCE = 5e-3
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a result lies from the reference. `str()` is one line for an assertion."""
+    """How far a result lies from the reference. ``str()`` is one line for an assertion."""
 
     kind: str
     ok: bool
@@ -415,14 +415,14 @@ class Comparison:
 
 
 def compare(got: AnyArray, want: AnyArray, kind: Kind) -> Comparison:
-    """Compare a kernel's result of type `kind` with float64 `want`.
+    """Compare a kernel's result of type ``kind`` with float64 ``want``.
 
     Each element has to be within rtol x |want| + 5e-5 x peak (rtol 0.016 for bf16, 0.002 for
     f16, 3e-5 for f32), NaN where the reference is, infinite where the reference rounds to an
     infinity; and the relative Frobenius norm below 5e-3.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: If the shapes differ.
     """
     got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
     if got.shape != want.shape:

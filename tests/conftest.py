@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Settings that all tests share, and the collection of `.mlir` tests (see `tests/lit.py`)."""
+"""Settings that all tests share, and the collection of ``.mlir`` tests (see ``tests/lit.py``)."""
 
 from __future__ import annotations
 

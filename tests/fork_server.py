@@ -1,13 +1,13 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Runs `python -m MODULE` many times without paying for its imports each time.
+"""Runs ``python -m MODULE`` many times without paying for its imports each time.
 
 One process imports the compiler's bindings once and forks for each request, so a command that
 aborts (an assertion of the compiler) takes nothing else with it, and what the compiler writes
 to the file descriptors, past Python, is caught as well. The process starts no threads, which
 is what makes its forks safe; pytest's own process could not promise that.
 
-The client is `ForkServer`; the server is this file run as a script.
+The client is ``ForkServer``; the server is this file run as a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PRELOAD = ("iree.compiler.ir", "iree.compiler.dialects.linalg", "block32.passes
 
 
 class ForkServer:
-    """The client side. `run` returns exit codes as `subprocess` does: -N for a signal N."""
+    """The client side. ``run`` returns exit codes as ``subprocess`` does: -N for a signal N."""
 
     def __init__(self, env: dict[str, str], modules: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -47,10 +47,10 @@ class ForkServer:
         streams: tuple[Path, Path, Path],
         timeout: int,
     ) -> int:
-        """Run `python -m module arguments...` with stdin, stdout and stderr from and to files.
+        """Run ``python -m module arguments...`` with stdin, stdout and stderr from and to files.
 
         Raises:
-            RuntimeError: if the server itself has ended.
+            RuntimeError: If the server itself has ended.
         """
         assert self._process.stdin and self._process.stdout
         request = {
@@ -87,7 +87,7 @@ def _redirect(streams: list[str]) -> None:
 
 
 def _run_module(module: str, arguments: list[str]) -> int:
-    """Run as `python -m` would; the exit code that the interpreter would give."""
+    """Run as ``python -m`` would; the exit code that the interpreter would give."""
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)  # it runs anew, as __main__
     try:

@@ -1,18 +1,18 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""`.mlir` files with RUN lines as pytest tests, in the form that LLVM's lit and FileCheck take.
+"""``.mlir`` files with RUN lines as pytest tests, in the form that LLVM's lit and FileCheck take.
 
     // REQUIRES: avx512bf16
     // RUN: block32-opt --pass-pipeline='builtin.module(block32-raise)' %s \
     // RUN:   | FileCheck %s --check-prefix=RAISE
     // RUN: not block32-opt --bad %s 2>&1 | FileCheck %s
 
-`%s` is the file, `%S` its folder, `%t` a temporary name of its own. `lit_shell` says what a
-command may be, `FEATURES` what can be required. A file without a RUN line is no test.
+``%s`` is the file, ``%S`` its folder, ``%t`` a temporary name of its own. ``lit_shell`` says what a
+command may be, ``FEATURES`` what can be required. A file without a RUN line is no test.
 
 Refused when the files are collected, because a check would pass on wrong output, or because the
-two FileChecks (the filecheck package and LLVM's) differ: numeric substitutions, `@LINE`,
-`--implicit-check-not`, an unknown kind of check, and a CHECK-COUNT without a CHECK-NOT next
+two FileChecks (the filecheck package and LLVM's) differ: numeric substitutions, ``@LINE``,
+``--implicit-check-not``, an unknown kind of check, and a CHECK-COUNT without a CHECK-NOT next
 (n matches are also found where there are n + 1).
 """
 
@@ -42,7 +42,7 @@ SHELL = pytest.StashKey[Shell]()  # one for a session, in pytest's config
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    """The CPU's feature flags as Linux names them, without underscores: `avx512bf16`."""
+    """The CPU's feature flags as Linux names them, without underscores: ``avx512bf16``."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return frozenset()
@@ -71,7 +71,7 @@ FEATURES: dict[str, Callable[[], bool]] = {
 
 @dataclass(frozen=True)
 class LitTest:
-    """A test file: `runs` are its RUN lines with the number of the line each begins at."""
+    """A test file: ``runs`` are its RUN lines with the number of the line each begins at."""
 
     path: Path
     runs: tuple[tuple[int, str], ...]
@@ -93,7 +93,7 @@ def read(path: Path) -> LitTest | None:
     Returns None for a file without a RUN line.
 
     Raises:
-        LitError: if the harness refuses the file; the message has its name and line.
+        LitError: If the harness refuses the file; the message has its name and line.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     found: dict[str, list[tuple[int, str]]] = {"RUN": [], "REQUIRES": [], "UNSUPPORTED": []}
@@ -123,7 +123,7 @@ def read(path: Path) -> LitTest | None:
 
 @contextmanager
 def _located(path: Path, line: int) -> Iterator[None]:
-    """Put `file:line: error:` before the message of a LitError."""
+    """Put ``file:line: error:`` before the message of a LitError."""
     try:
         yield
     except LitError as error:
@@ -163,7 +163,7 @@ def substitute(run: str, path: Path, temporary: Path) -> str:
     """Put in the values of %s, %S, %t and %%.
 
     Raises:
-        LitError: for any other %-name.
+        LitError: For any other %-name.
     """
     values = {"s": str(path), "S": str(path.parent), "t": str(temporary), "%": "%"}
 
@@ -178,7 +178,7 @@ def substitute(run: str, path: Path, temporary: Path) -> str:
 def _refuse_checks(call: FileCheckCall, all_prefixes: set[str]) -> None:
     """Refuse checks that LLVM's FileCheck reads otherwise, or that pass on wrong output.
 
-    `all_prefixes` are those of all of the file's FileCheck calls.
+    ``all_prefixes`` are those of all of the file's FileCheck calls.
     """
     path = Path(call.check_file)
     count_at = None  # the line of a CHECK-COUNT that the line before this one was
@@ -205,7 +205,7 @@ def _refuse_checks(call: FileCheckCall, all_prefixes: set[str]) -> None:
 
 
 def _checks(path: Path, prefixes: tuple[str, ...]) -> Iterator[tuple[int, str, str, str]]:
-    """The checks in a file: line, prefix, kind (`NEXT`, ..., empty for a plain one), pattern."""
+    """The checks in a file: line, prefix, kind (``NEXT``, ..., empty for a plain one), pattern."""
     longest_first = sorted(map(re.escape, prefixes), key=len, reverse=True)
     check = re.compile(
         rf"(?:^|[^\w-])({'|'.join(longest_first)})(?:-([A-Z][A-Z0-9_-]*))?(?:\{{LITERAL\}})?:(.*)"
@@ -234,7 +234,7 @@ class LitRunError(Exception):
 
 
 class LitFile(pytest.File):
-    """Collects a `.mlir` file."""
+    """Collects a ``.mlir`` file."""
 
     def collect(self):
         try:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The command language of RUN lines: a small part of a shell, read and run without one.
 
-A line is `command && command ...`, a command is `stage | stage ...`, a stage is a tool with
-arguments, `> FILE`, `2> FILE`, `2>&1` and `< FILE`. Every stage has to exit with zero (with
-`not` in front: with another code, but not by a crash). `||` and `;` would hide a failure and
+A line is ``command && command ...``, a command is ``stage | stage ...``, a stage is a tool with
+arguments, ``> FILE``, ``2> FILE``, ``2>&1`` and ``< FILE``. Every stage has to exit with zero (with
+``not`` in front: with another code, but not by a crash). ``||`` and ``;`` would hide a failure and
 are refused, as is any tool that is not listed here.
 """
 
@@ -113,7 +113,7 @@ def parse(line: str) -> list[list[Stage]]:
     """Read a RUN line, already substituted: the pipelines to run one after the other.
 
     Raises:
-        LitError: for what is not of this language.
+        LitError: For what is not of this language.
     """
     pipelines = [[Stage()]]
     tokens = _tokens(line)
@@ -202,7 +202,7 @@ class Shell:
             self._server.close()
 
     def run(self, pipeline: list[Stage], folder: Path) -> Failure | None:
-        """Run a pipeline in `folder`, which also takes the output of its stages.
+        """Run a pipeline in ``folder``, which also takes the output of its stages.
 
         Returns None if all stages did what they should, else the first that did not.
         """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Apple kernels on random operands against float64: for tests, and for the check on a Mac.
 
-The reference is plain NumPy on `runtime.reference`'s tables, and shares no code with the kernels.
+The reference is plain NumPy on ``runtime.reference``'s tables, and shares no code with the kernels.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Case:
     """A matmul to run, with what comes only at run time.
 
     Attributes:
-        matmul: what is computed.
-        form: the kernel form.
-        m: rows of x (of all groups together).
-        tokens: rows of each group, in a grouped matmul.
-        experts: expert of each group.
-        cancelling: scales of x and w are the smallest and the largest there are: 1 together.
+        matmul: What is computed.
+        form: The kernel form.
+        m: Rows of x (of all groups together).
+        tokens: Rows of each group, in a grouped matmul.
+        experts: Expert of each group.
+        cancelling: Scales of x and w are the smallest and the largest there are: 1 together.
     """
 
     matmul: Matmul
@@ -68,7 +68,7 @@ class Case:
 def grouped_case(
     expert_count: int, n: int, k: int, tokens: Sequence[int], experts: Sequence[int], **kwargs: Any
 ) -> Case:
-    """A grouped case; more fields of `Matmul` as keywords."""
+    """A grouped case; more fields of ``Matmul`` as keywords."""
     matmul = Matmul(n=n, k=k, grouping=Grouping(expert_count, len(tokens)), **kwargs)
     return Case(matmul, "grouped", sum(tokens), tuple(tokens), tuple(experts))
 

@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What `block32 inspect` shows of a metallib, or of the Metal executables of a vmfb."""
+"""What ``block32 inspect`` shows of a metallib, or of the Metal executables of a vmfb."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class AirKernelFacts:
     """One kernel of a library.
 
     Attributes:
-        name: the entry point.
-        air_version: version of AIR, such as 2.8.
-        language_version: version of the Metal language.
-        os_version: the oldest macOS that loads the library.
-        sha256: of the module, as the library carries it.
-        size: bytes of the module.
-        threads: threads in a threadgroup; None in a bare metallib.
-        bindings: number of bindings; None in a bare metallib.
-        constants: number of push constants; None in a bare metallib.
-        loop: the hot loop; None without loops, or where another compiler's code is not understood.
-        text: the module as LLVM text.
+        name: The entry point.
+        air_version: Version of AIR, such as 2.8.
+        language_version: Version of the Metal language.
+        os_version: The oldest macOS that loads the library.
+        sha256: Of the module, as the library carries it.
+        size: Bytes of the module.
+        threads: Threads in a threadgroup; None in a bare metallib.
+        bindings: Number of bindings; None in a bare metallib.
+        constants: Number of push constants; None in a bare metallib.
+        loop: The hot loop; None without loops, or where another compiler's code is not understood.
+        text: The module as LLVM text.
     """
 
     name: str
@@ -58,14 +58,14 @@ def inspect(path: str, data: bytes, name_filter: str | None, as_json: bool, code
     """Prints the kernels of a file; returns the exit code.
 
     Args:
-        path: the file, for errors.
-        data: its bytes.
-        name_filter: only kernels whose name holds this.
-        as_json: print JSON.
-        code: print the kernels' LLVM text and nothing else.
+        path: The file, for errors.
+        data: Its bytes.
+        name_filter: Only kernels whose name holds this.
+        as_json: Print JSON.
+        code: Print the kernels' LLVM text and nothing else.
 
     Raises:
-        DiagnosticError: the file is damaged, holds only Metal source, or no kernel matches.
+        DiagnosticError: The file is damaged, holds only Metal source, or no kernel matches.
     """
     try:
         kernels = list(_kernels(data))

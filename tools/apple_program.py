@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Compiling a program of single Apple kernels into a vmfb (`lowering.apple.program`)."""
+"""Compiling a program of single Apple kernels into a vmfb (``lowering.apple.program``)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def compile_kernels(entries: Mapping[str, Entry]) -> bytes:
     """A vmfb for IREE's Metal device with one function an entry.
 
     Args:
-        entries: what each function computes, by its name; all for one architecture.
+        entries: What each function computes, by its name; all for one architecture.
 
     Raises:
-        KernelError: a form cannot compute its matmul.
-        LlvmError: llvmlite is missing or of the wrong version.
+        KernelError: A form cannot compute its matmul.
+        LlvmError: Llvmlite is missing or of the wrong version.
         IreeCompileError: IREE refuses the module.
     """
     (target,) = {entry.matmul.architecture.name for entry in entries.values()}

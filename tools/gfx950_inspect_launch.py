@@ -35,8 +35,8 @@ class InspectedLaunch:
     Attributes:
         rows: Rows of x.
         time: The estimate.
-        memory_seconds: What the bytes of the operands and of y take at 8 TB/s.
-        matrix_seconds: What the product takes at 5 PFLOP/s.
+        memory_seconds: What the bytes of the operands and of y take at the card's bandwidth.
+        matrix_seconds: What the product takes at the card's rate of MXFP8.
     """
 
     rows: int
@@ -92,8 +92,8 @@ COLUMNS = (
     "bytes in flight",
     "weight bytes an instruction",
     "in order, µs",
-    "at 8 TB/s",
-    "at 5 PFLOP/s",
+    f"at {HBM_BYTES_PER_SECOND / 1e12:g} TB/s",
+    f"at {MXFP8_FLOPS / 1e15:g} PFLOP/s",
     "estimate, µs",
 )
 

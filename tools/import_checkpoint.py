@@ -82,6 +82,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="auto",
         help="N x K that share a scale; auto is 32x32 where that is exact, and 1x32 elsewhere",
     )
+    _add_selection(parser)
+    parser.add_argument("--scope", default="model", help="of the module's parameters")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--report", action="store_true", help="print a table of the layers")
+    shown.add_argument("--json", action="store_true", help="print the layers as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print no summary and no progress")
+    parser.set_defaults(handler=run)
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    """The options that say which layers are imported, and which part of them."""
     parser.add_argument(
         "--shard",
         action="append",
@@ -103,12 +114,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="quantise weights anew whose scales are no powers of two; the report says the error",
     )
-    parser.add_argument("--scope", default="model", help="of the module's parameters")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--report", action="store_true", help="print a table of the layers")
-    shown.add_argument("--json", action="store_true", help="print the layers as JSON")
-    parser.add_argument("--quiet", action="store_true", help="print no summary and no progress")
-    parser.set_defaults(handler=run)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ On a Mac with an M5 and macOS 26:
     .venv/bin/pip install 'block32[apple]'        # or: pip install -e '.[apple]' in a clone
     .venv/bin/python examples/apple_check/apple_check.py
 
-With an M1 to M4 and macOS 14 or later add `--target=apple-m1`. The report, `apple_check.json`,
+With an M1 to M4 and macOS 14 or later add ``--target=apple-m1``. The report, ``apple_check.json``,
 holds the machine, the versions, and for each kernel what happened: please send it to the project.
-Xcode is not needed. On any other machine `--emulate` runs the same bitcode in block32's emulator.
+Xcode is not needed. On any other machine ``--emulate`` runs the same bitcode in block32's emulator.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ class Outcome:
     """What happened to one case.
 
     Attributes:
-        case: the kernel, as a short name.
-        passed: whether y is as near to the reference as its type allows.
-        error: largest error over the largest sum; None where nothing came back.
-        milliseconds: median time of a call, with the host's share; None where it was not timed.
-        failure: the exception, where there was one.
+        case: The kernel, as a short name.
+        passed: Whether y is as near to the reference as its type allows.
+        error: Largest error over the largest sum; None where nothing came back.
+        milliseconds: Median time of a call, with the host's share; None where it was not timed.
+        failure: The exception, where there was one.
     """
 
     case: str

@@ -57,11 +57,11 @@ def check(module: Module, architecture: Architecture = M5) -> None:
     """Checks a parsed module.
 
     Args:
-        module: the module.
-        architecture: the GPUs that it is for.
+        module: The module.
+        architecture: The GPUs that it is for.
 
     Raises:
-        LegalityError: the first thing that is wrong, and what would be right.
+        LegalityError: The first thing that is wrong, and what would be right.
     """
     if module.triple != architecture.triple:
         raise LegalityError(

@@ -17,7 +17,7 @@ _ERF_COEFFICIENTS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254
 
 
 def expand_math(module: ir.Module) -> None:
-    """Replaces every op that `_EXPANSIONS` names, in a module of kernels on f32 scalars."""
+    """Replaces every op that ``_EXPANSIONS`` names, in a module of kernels on f32 scalars."""
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:

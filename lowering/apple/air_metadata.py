@@ -83,8 +83,8 @@ def module_metadata(signature: KernelSignature, function_type: str) -> str:
     """Every metadata node of a module with one kernel.
 
     Args:
-        signature: the kernel's name and parameters.
-        function_type: the type of its pointer in LLVM text, such as ``void (i32)*``.
+        signature: The kernel's name and parameters.
+        function_type: The type of its pointer in LLVM text, such as ``void (i32)*``.
     """
     printer = MetadataPrinter()
     architecture = signature.architecture

@@ -3,7 +3,7 @@
 """Reading LLVM 14's disassembly of an AIR module into plain data.
 
 The part of the language that compiled kernels use, line by line: what is not understood is refused.
-The legality checker, the emulator and `block32 inspect` all look at the module through this.
+The legality checker, the emulator and ``block32 inspect`` all look at the module through this.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Instruction:
 
     Attributes:
         opcode: LLVM's mnemonic.
-        type: type of the result; of the value stored by a store; ``void`` for terminators.
-        operands: the values it reads, in order.
-        result: name of the result with its ``%``, or None.
-        predicate: of a comparison.
-        callee: name of the called function, without ``@``.
-        alignment: in bytes, of a load or store.
-        source_type: what a getelementptr steps over.
-        mask: indices of a shufflevector, -1 for undefined ones.
-        labels: the successors of a branch, or the predecessors of a phi.
-        text: the line itself, for messages.
+        type: Type of the result; of the value stored by a store; ``void`` for terminators.
+        operands: The values it reads, in order.
+        result: Name of the result with its ``%``, or None.
+        predicate: Of a comparison.
+        callee: Name of the called function, without ``@``.
+        alignment: In bytes, of a load or store.
+        source_type: What a getelementptr steps over.
+        mask: Indices of a shufflevector, -1 for undefined ones.
+        labels: The successors of a branch, or the predecessors of a phi.
+        text: The line itself, for messages.
     """
 
     opcode: str
@@ -144,7 +144,7 @@ def parse_type(text: str) -> tuple[str, str]:
     """Splits a type off the front of ``text``: the type, and what follows.
 
     Raises:
-        AirSyntaxError: no type stands there.
+        AirSyntaxError: No type stands there.
     """
     text = text.lstrip()
     if text[:1] in "<[{":
@@ -189,13 +189,13 @@ def parse(text: str) -> Module:
     """Reads the disassembly of a module.
 
     Raises:
-        AirSyntaxError: a line that is not understood; the message quotes it.
+        AirSyntaxError: A line that is not understood; the message quotes it.
     """
     return _Parser(text).parse()
 
 
 class _Parser:
-    """Reads top-level entities; instructions are read by `_instruction`."""
+    """Reads top-level entities; instructions are read by ``_instruction``."""
 
     def __init__(self, text: str):
         self.lines = [line.rstrip() for line in text.splitlines()]

@@ -99,7 +99,7 @@ def print_air(module: ir.Module, signature: KernelSignature) -> str:
     """LLVM text of the module that ``builder.build_kernel`` made.
 
     Raises:
-        KernelError: an op, type or function that AIR does not have.
+        KernelError: An op, type or function that AIR does not have.
     """
     functions = list(module.body.operations)
     bodies = [f for f in functions if f.operation.regions[0].blocks]

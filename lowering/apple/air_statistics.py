@@ -20,11 +20,11 @@ class Loop:
     """An innermost loop.
 
     Attributes:
-        header: label of its first block.
-        matrix: matrix instructions in one iteration.
-        loads: loads in one iteration, of vectors and of scalars.
-        stores: stores in one iteration.
-        others: every other instruction by mnemonic, but phis, addresses and casts.
+        header: Label of its first block.
+        matrix: Matrix instructions in one iteration.
+        loads: Loads in one iteration, of vectors and of scalars.
+        stores: Stores in one iteration.
+        others: Every other instruction by mnemonic, but phis, addresses and casts.
     """
 
     header: str

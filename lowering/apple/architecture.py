@@ -18,15 +18,15 @@ class Architecture:
     """A generation of GPUs, with the oldest system whose AIR can say what its kernels need.
 
     Attributes:
-        name: of the target.
-        matrix: rows, columns and depth of the simdgroup matrix instruction.
-        multiplies_fp8: whether the instruction takes fp8 operands.
-        os: the oldest macOS that loads the kernels.
-        air: version of AIR.
-        language: version of the Metal language.
-        triple: of the modules.
-        container_patch: third number of the metallib's own version.
-        blocks: blocks of 32 K in a step of a block-scaled loop. An 8x8 instruction does an eighth
+        name: Of the target.
+        matrix: Rows, columns and depth of the simdgroup matrix instruction.
+        multiplies_fp8: Whether the instruction takes fp8 operands.
+        os: The oldest macOS that loads the kernels.
+        air: Version of AIR.
+        language: Version of the Metal language.
+        triple: Of the modules.
+        container_patch: Third number of the metallib's own version.
+        blocks: Blocks of 32 K in a step of a block-scaled loop. An 8x8 instruction does an eighth
             of the work, and a step of four blocks would outgrow an instruction cache.
     """
 

@@ -43,11 +43,11 @@ class SimdgroupAtom:
     transpose.
 
     Attributes:
-        size: rows, columns and depth of the tiles.
+        size: Rows, columns and depth of the tiles.
         lhs: MLIR name of A's element.
         rhs: MLIR name of B's element.
-        run: neighbours in a row that a lane holds.
-        run_rows: distance of a lane's two runs in rows.
+        run: Neighbours in a row that a lane holds.
+        run_rows: Distance of a lane's two runs in rows.
     """
 
     lhs: str

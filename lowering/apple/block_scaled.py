@@ -40,8 +40,8 @@ def factors(codes: ir.Value, larger_first: bool = False) -> Factors:
     """The factors of scale bytes, element by element.
 
     Args:
-        codes: the bytes as an i32 or a vector of them.
-        larger_first: whether the larger factor comes first.
+        codes: The bytes as an i32 or a vector of them.
+        larger_first: Whether the larger factor comes first.
     """
     kind = codes.type
     is_vector = isinstance(kind, ir.VectorType)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Building a kernel's ops: integers with Python's operators, typed pointers, loops and branches.
 
-A kernel is a ``func.func`` of arith, 1-D vector, scf and llvm (address) ops; `air_printer` turns it
-into LLVM text. Index arithmetic is exact on Python integers too, so that the tests can evaluate the
-same index maps that the kernels use.
+A kernel is a ``func.func`` of arith, 1-D vector, scf and llvm (address) ops; ``air_printer`` turns
+it into LLVM text. Index arithmetic is exact on Python integers too, so that the tests can evaluate
+the same index maps that the kernels use.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class Pointer:
         """Loads one element, or a vector of ``count``.
 
         Args:
-            count: number of elements; 1 gives a scalar.
-            alignment: bytes that the address is a multiple of; the element's size by default.
+            count: Number of elements; 1 gives a scalar.
+            alignment: Bytes that the address is a multiple of; the element's size by default.
         """
         kind = element_type(self.element)
         result = kind if count == 1 else vector_type(count, kind)
@@ -267,11 +267,11 @@ def loop(
     """``for i in range(lower, upper, step)`` with values carried from one iteration to the next.
 
     Args:
-        lower: first index, i32.
-        upper: the index to stop before, i32, at most 2^31 - 1.
-        step: a positive step.
-        carried: the values before the first iteration.
-        body: given the index and the carried values, returns the next ones.
+        lower: First index, i32.
+        upper: The index to stop before, i32, at most 2^31 - 1.
+        step: A positive step.
+        carried: The values before the first iteration.
+        body: Given the index and the carried values, returns the next ones.
 
     Returns:
         The carried values after the last iteration. No loop is written that never runs.
@@ -288,9 +288,9 @@ class AirKernel:
     """One kernel under construction: its parameters, at the current insertion point.
 
     Attributes:
-        signature: name and parameters.
-        lane: index of the thread in its simdgroup.
-        simdgroup: index of the simdgroup in its threadgroup.
+        signature: Name and parameters.
+        lane: Index of the thread in its simdgroup.
+        simdgroup: Index of the simdgroup in its threadgroup.
     """
 
     def __init__(self, signature: KernelSignature, function: func.FuncOp):
@@ -338,11 +338,11 @@ def build_kernel(signature: KernelSignature, body: Callable[[AirKernel], None]) 
     """A module with the kernel that ``body`` writes.
 
     Args:
-        signature: name and parameters.
-        body: writes the ops; the return op comes after it.
+        signature: Name and parameters.
+        body: Writes the ops; the return op comes after it.
 
     Returns:
-        A module with one ``func.func``; `declare_callees` makes it complete.
+        A module with one ``func.func``; ``declare_callees`` makes it complete.
     """
     with ir.Context(), ir.Location.name(signature.name):
         module = ir.Module.create()

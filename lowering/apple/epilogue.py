@@ -33,12 +33,12 @@ def store_run(
     """Finishes neighbouring elements of one row and stores them with one instruction.
 
     Args:
-        kernel: the kernel.
-        matmul: what it computes.
+        kernel: The kernel.
+        matmul: What it computes.
         values: f32 accumulators of columns ``column``, ``column + 1``, ...; all are in bounds.
-        row: row of y.
-        column: first column.
-        expert: the expert whose scale applies, in a grouped matmul.
+        row: Row of y.
+        column: First column.
+        expert: The expert whose scale applies, in a grouped matmul.
     """
     offset = wide(row) * matmul.n + wide(column)
     values = _finish(kernel, matmul, values, row, column, offset, expert)

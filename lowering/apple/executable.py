@@ -47,10 +47,10 @@ class Pipeline:
     """One entry point of an executable.
 
     Attributes:
-        name: symbol of the export, and name of the function in the library.
-        threads: threads in a threadgroup.
-        constants: number of push constants.
-        bindings: flags of each binding.
+        name: Symbol of the export, and name of the function in the library.
+        threads: Threads in a threadgroup.
+        constants: Number of push constants.
+        bindings: Flags of each binding.
     """
 
     name: str
@@ -78,11 +78,11 @@ def build(metallib: bytes, pipelines: Sequence[Pipeline]) -> bytes:
     """The data of a ``hal.executable.binary`` of format ``metal-msl-fb``.
 
     Args:
-        metallib: the library.
-        pipelines: the exports, in the order of their ordinals.
+        metallib: The library.
+        pipelines: The exports, in the order of their ordinals.
 
     Raises:
-        ExecutableError: the package flatbuffers is missing.
+        ExecutableError: The package flatbuffers is missing.
     """
     builder = _flatbuffers().Builder(len(metallib) + 1024)
     library_bytes = builder.CreateString(metallib)
@@ -129,8 +129,8 @@ class MetalExecutable:
     """A Metal executable taken apart.
 
     Attributes:
-        pipelines: its entry points.
-        metallib: the library, or None where the executable holds Metal source (IREE's own).
+        pipelines: Its entry points.
+        metallib: The library, or None where the executable holds Metal source (IREE's own).
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -140,7 +140,7 @@ class MetalExecutable:
         """The pipeline called ``name``.
 
         Raises:
-            ExecutableError: there is none.
+            ExecutableError: There is none.
         """
         for pipeline in self.pipelines:
             if pipeline.name == name:
@@ -153,8 +153,8 @@ def read(data: bytes | memoryview) -> MetalExecutable:
     """Decodes the data of a ``hal.executable.binary``.
 
     Raises:
-        ExecutableError: the bytes are no such data, or are damaged.
-        MetallibError: the library in it is damaged.
+        ExecutableError: The bytes are no such data, or are damaged.
+        MetallibError: The library in it is damaged.
     """
     pipelines, libraries = _read_parts(data)
     if len(libraries) > 1:
@@ -166,7 +166,7 @@ def read_pipelines(data: bytes) -> tuple[Pipeline, ...]:
     """The entry points alone: a library in it may be of any kind, as IREE makes them on a Mac.
 
     Raises:
-        ExecutableError: the bytes are no data of a ``hal.executable.binary``, or are damaged.
+        ExecutableError: The bytes are no data of a ``hal.executable.binary``, or are damaged.
     """
     return _read_parts(data)[0]
 
@@ -201,7 +201,7 @@ def find_all(vmfb: bytes) -> Iterator[MetalExecutable]:
     """Every Metal executable in a vmfb, in file order.
 
     Raises:
-        ExecutableError: the library of one is damaged.
+        ExecutableError: The library of one is damaged.
     """
     view, at = memoryview(vmfb), vmfb.find(_IDENTIFIER)
     while at >= 0:

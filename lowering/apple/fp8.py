@@ -29,10 +29,10 @@ class Fp8Format:
     """An 8-bit float: its fields, and which magnitudes are special (OCP 8-bit FP, section 5).
 
     Attributes:
-        mantissa: bits of the mantissa.
-        bias: of the exponent.
-        first_nan: smallest magnitude code that is a NaN.
-        infinity: magnitude code of infinity, or None.
+        mantissa: Bits of the mantissa.
+        bias: Of the exponent.
+        first_nan: Smallest magnitude code that is a NaN.
+        infinity: Magnitude code of infinity, or None.
     """
 
     mantissa: int
@@ -56,7 +56,7 @@ def decode(codes: ir.Value, element: str) -> ir.Value:
     """A vector of stored elements as f32.
 
     Args:
-        codes: a vector of the element's storage type (i8 for fp8).
+        codes: A vector of the element's storage type (i8 for fp8).
         element: MLIR name of the element: an fp8, bf16, f16 or f32.
     """
     count = ir.VectorType(codes.type).shape[0]

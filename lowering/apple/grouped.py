@@ -57,9 +57,9 @@ def group_of(slot: Int, groups: int, offset_of: Callable[[Int], Int]) -> Int:
     """The last group whose first slot is not behind ``slot``; 0 where there is none.
 
     Args:
-        slot: the threadgroup's place.
-        groups: how many there are.
-        offset_of: reads the first row of a group.
+        slot: The threadgroup's place.
+        groups: How many there are.
+        offset_of: Reads the first row of a group.
     """
     group: Int = 0
     for bit in reversed(range((groups - 1).bit_length())):

@@ -45,13 +45,13 @@ def install(module: ir.Operation) -> int:
     """At phase hal: replaces the binary of every stub by the kernels recorded for it.
 
     Args:
-        module: the module; its record is removed.
+        module: The module; its record is removed.
 
     Returns:
         How many executables got kernels.
 
     Raises:
-        ExecutableError: a binary is not in Metal's format, or exports a stub with no kernel.
+        ExecutableError: A binary is not in Metal's format, or exports a stub with no kernel.
     """
     if ATTRIBUTE not in module.attributes:
         return 0

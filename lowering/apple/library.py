@@ -35,8 +35,8 @@ def compile_kernel(signature: KernelSignature, module: ir.Module) -> CompiledKer
     """Compiles the ops of one kernel.
 
     Raises:
-        KernelError: an op, type or function that AIR does not have.
-        LlvmError: llvmlite is missing or of the wrong version.
+        KernelError: An op, type or function that AIR does not have.
+        LlvmError: Llvmlite is missing or of the wrong version.
     """
     with module.context, ir.Location.unknown():
         expand_math(module)
@@ -47,11 +47,11 @@ def compile_kernel(signature: KernelSignature, module: ir.Module) -> CompiledKer
 
 
 def compile_matmul(matmul: Matmul, form: str, name: str) -> CompiledKernel:
-    """Compiles one matmul in the given form (`FORMS`).
+    """Compiles one matmul in the given form (``FORMS``).
 
     Raises:
-        KernelError: there is no such form, or it cannot compute this matmul.
-        LlvmError: llvmlite is missing or of the wrong version.
+        KernelError: There is no such form, or it cannot compute this matmul.
+        LlvmError: Llvmlite is missing or of the wrong version.
     """
     if form not in FORMS:
         raise KernelError(f"no form '{form}' on Apple GPUs; expected one of {', '.join(FORMS)}")

@@ -23,7 +23,7 @@ def binding() -> Any:
     """The module ``llvmlite.binding``.
 
     Raises:
-        LlvmError: llvmlite is absent, or not the version whose LLVM writes typed pointers.
+        LlvmError: Llvmlite is absent, or not the version whose LLVM writes typed pointers.
     """
     try:
         version = importlib.metadata.version("llvmlite")
@@ -71,7 +71,7 @@ def disassemble(bitcode: bytes) -> str:
     """LLVM text of a module.
 
     Raises:
-        LlvmError: the bytes are no bitcode that LLVM 14 reads.
+        LlvmError: The bytes are no bitcode that LLVM 14 reads.
     """
     llvm = binding()
     try:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What a kernel of this target computes: one matmul with everything that its code depends on.
 
-Wider than `lowering.problem.ScaledMatmul`: weights without scales, operands in either transpose,
+Wider than ``lowering.problem.ScaledMatmul``: weights without scales, operands in either transpose,
 and the grouped form are here too.
 """
 
@@ -28,23 +28,23 @@ class Matmul:
     """``y[M, N] = epilogue(x[M, K] @ w[N, K]^T)``, for one expert or many.
 
     Attributes:
-        n: columns of y.
-        k: the reduction.
+        n: Columns of y.
+        k: The reduction.
         lhs: MLIR name of x's element: bf16, f16, f32 or an fp8.
         rhs: MLIR name of w's element.
-        m: rows of y, or None where they come as push constant 0.
+        m: Rows of y, or None where they come as push constant 0.
         result: MLIR name of y's element.
         lhs_transposed: x is stored [K, M].
         rhs_transposed: w is stored [K, N].
         lhs_scaled: x has an E8M0 byte a row and 32 K, [M, ceil(K/32)].
         rhs_block: (rows, 32) of w that share an E8M0 byte, rows 1 or 32; None without scales.
-        grouping: rows of x are grouped by expert, w is [experts, N, K]; None for one w.
-        expert_scale: the result is multiplied by an f32 of the expert (grouped only).
-        epilogue: what is done to the f32 accumulator before the store.
-        architecture: the GPUs that the kernel is for.
+        grouping: Rows of x are grouped by expert, w is [experts, N, K]; None for one w.
+        expert_scale: The result is multiplied by an f32 of the expert (grouped only).
+        epilogue: What is done to the f32 accumulator before the store.
+        architecture: The GPUs that the kernel is for.
 
     Raises:
-        KernelError: a type, extent or combination that has no kernel here.
+        KernelError: A type, extent or combination that has no kernel here.
     """
 
     n: int

@@ -3,7 +3,7 @@
 """Reading and writing metallib files, the container in which Metal takes compiled kernels.
 
 The layout was read off files that Apple's toolchain built for macOS 13 to 26: a file of that
-kind comes back from `read` and `to_bytes` byte for byte. All integers are little endian.
+kind comes back from ``read`` and ``to_bytes`` byte for byte. All integers are little endian.
 
     header (88 bytes)   magic, versions, file size, (offset, size) of the four sections
     function list       u32 count, one tag group a function
@@ -62,12 +62,12 @@ class Function:
     """One entry point: its name, and the module that defines it.
 
     Attributes:
-        name: the entry point's name.
+        name: The entry point's name.
         bitcode: LLVM bitcode with Apple's wrapper; its SHA-256 goes into the file.
-        air_version: version of AIR, 2.8 for macOS 26.
-        language_version: version of the Metal language, 4.0 for macOS 26.
-        kind: the stage.
-        reflection: the function's record of the RLST section without its size, or None.
+        air_version: Version of AIR, 2.8 for macOS 26.
+        language_version: Version of the Metal language, 4.0 for macOS 26.
+        kind: The stage.
+        reflection: The function's record of the RLST section without its size, or None.
     """
 
     name: str
@@ -88,13 +88,13 @@ class Metallib:
     """A metallib for macOS.
 
     Attributes:
-        functions: the entry points, in file order.
-        os_version: the oldest macOS that loads the file.
-        os_patch: third number of that version.
-        format_version: version of the container (major without the platform flag, minor).
-        format_patch: third number of the container's version.
-        dynamic_name: the library's own name in the HDYN section, or None.
-        uuid: sixteen bytes, or None.
+        functions: The entry points, in file order.
+        os_version: The oldest macOS that loads the file.
+        os_patch: Third number of that version.
+        format_version: Version of the container (major without the platform flag, minor).
+        format_patch: Third number of the container's version.
+        dynamic_name: The library's own name in the HDYN section, or None.
+        uuid: Sixteen bytes, or None.
     """
 
     functions: tuple[Function, ...]
@@ -109,15 +109,15 @@ class Metallib:
         """Encodes the file.
 
         Raises:
-            MetallibError: two functions share a name, or only some have reflection records.
+            MetallibError: Two functions share a name, or only some have reflection records.
         """
         return _Writer(self).encode()
 
     def function(self, name: str) -> Function:
-        """The function called `name`.
+        """The function called ``name``.
 
         Raises:
-            MetallibError: there is none.
+            MetallibError: There is none.
         """
         for function in self.functions:
             if function.name == name:
@@ -130,7 +130,7 @@ def read(data: bytes) -> Metallib:
     """Decodes a metallib.
 
     Raises:
-        MetallibError: `data` is truncated, foreign, damaged, or uses what is not supported;
+        MetallibError: ``data`` is truncated, foreign, damaged, or uses what is not supported;
             the message says which, and where.
     """
     return _Reader(data).decode()

@@ -39,10 +39,10 @@ def tile_position(
     n and the odd ones to m; the bits above go to the longer axis.
 
     Args:
-        position: the threadgroup's place in the one-dimensional grid.
-        bits_m: bits of the padded number of tiles along M.
-        bits_n: the same along N.
-        select: how a value is chosen by a condition.
+        position: The threadgroup's place in the one-dimensional grid.
+        bits_m: Bits of the padded number of tiles along M.
+        bits_n: The same along N.
+        select: How a value is chosen by a condition.
     """
     wider_n = less(bits_m, bits_n)
     low = select(wider_n, bits_m, bits_n)

@@ -29,10 +29,10 @@ class Operand:
     """A matrix of which a simdgroup needs 32 rows, seen along K.
 
     Attributes:
-        base: its first element.
-        rows: how many rows it has, at least 1.
-        k: its extent along K.
-        transposed: it is stored [K, rows]; then ``rows`` is also its memory stride.
+        base: Its first element.
+        rows: How many rows it has, at least 1.
+        k: Its extent along K.
+        transposed: It is stored [K, rows]; then ``rows`` is also its memory stride.
     """
 
     base: Pointer

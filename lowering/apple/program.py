@@ -39,7 +39,7 @@ class Entry:
     """One function of a program.
 
     Attributes:
-        matmul: what it computes; M comes at run time.
+        matmul: What it computes; M comes at run time.
         form: ``tiled``, ``gemv`` (M = 1) or ``grouped``.
     """
 
@@ -51,8 +51,8 @@ def build_program(entries: Mapping[str, Entry]) -> ir.Module:
     """A module with one public function an entry, kernels attached.
 
     Raises:
-        KernelError: a form cannot compute its matmul.
-        LlvmError: llvmlite is missing or of the wrong version.
+        KernelError: A form cannot compute its matmul.
+        LlvmError: Llvmlite is missing or of the wrong version.
     """
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.create()

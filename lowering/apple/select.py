@@ -29,7 +29,7 @@ def matmul_of(problem: ScaledMatmul, architecture: Architecture = M5) -> Matmul:
     """The kernel's view of a problem.
 
     Raises:
-        KernelError: there is no kernel for it; the message is a phrase for a remark.
+        KernelError: There is no kernel for it; the message is a phrase for a remark.
     """
     return Matmul(
         n=problem.n,
@@ -47,7 +47,7 @@ def matmul_of(problem: ScaledMatmul, architecture: Architecture = M5) -> Matmul:
 
 
 def tiers(problem: ScaledMatmul, architecture: Architecture = M5) -> tuple[KernelTier, ...]:
-    """The tiers for a problem that `matmul_of` accepts.
+    """The tiers for a problem that ``matmul_of`` accepts.
 
     One row uses a sixteenth of a matrix instruction, and is bound by reading w: a simdgroup a
     column reads it in long runs. Where N is above K there are too many columns for that to pay.

@@ -63,14 +63,14 @@ class KernelSignature:
     """Name and parameters of one kernel.
 
     Attributes:
-        name: the entry point, the symbol of the export that it serves.
-        buffers: the bindings, in binding order.
-        constants: number of push constants.
-        threads: threads in a threadgroup, as (x, y, z).
-        architecture: the GPUs that the kernel is for.
+        name: The entry point, the symbol of the export that it serves.
+        buffers: The bindings, in binding order.
+        constants: Number of push constants.
+        threads: Threads in a threadgroup, as (x, y, z).
+        architecture: The GPUs that the kernel is for.
 
     Raises:
-        KernelError: more than 16 bindings or 64 push constants, or an unknown element type.
+        KernelError: More than 16 bindings or 64 push constants, or an unknown element type.
     """
 
     name: str

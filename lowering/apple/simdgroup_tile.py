@@ -3,7 +3,7 @@
 """The 32x32 tile of one simdgroup: which matrix instructions compute it, and storing it.
 
 2x2 instructions of 16x16x16, or 4x4 of 8x8x8, an accumulator each. How a lane comes by its operands
-is `operand_tiles` and `small_operand_tiles`.
+is ``operand_tiles`` and ``small_operand_tiles``.
 """
 
 from __future__ import annotations
@@ -200,9 +200,9 @@ class SimdgroupTile:
         """Stores what lies inside y, after the epilogue.
 
         Args:
-            accumulators: as ``accumulate`` gives them.
-            row0: row of y where row 0 of this operand lies (grouped).
-            expert: the expert, in a grouped matmul.
+            accumulators: As ``accumulate`` gives them.
+            row0: Row of y where row 0 of this operand lies (grouped).
+            expert: The expert, in a grouped matmul.
         """
         run = self.atom.run
 

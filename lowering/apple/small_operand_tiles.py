@@ -8,7 +8,7 @@ instruction takes in which place does not matter, as long as both operands agree
 instruction i is k = 4 p + i, and a lane finds what it needs for all four in runs: 8 neighbours of
 its row of x, and 4 of each of its rows of w.
 
-Rows beyond the matrix are clamped, and K is masked, as in `operand_tiles`.
+Rows beyond the matrix are clamped, and K is masked, as in ``operand_tiles``.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SmallOperandTiles:
         """Computes the addresses.
 
         Args:
-            operand: the matrix.
-            atom: the instruction.
+            operand: The matrix.
+            atom: The instruction.
             element: MLIR name of the matrix's element.
-            first: the simdgroup's first row.
-            lane: index of the thread in its simdgroup.
-            is_lhs: the matrix is x: two runs of one row; else w: a run of each of two rows.
+            first: The simdgroup's first row.
+            lane: Index of the thread in its simdgroup.
+            is_lhs: The matrix is x: two runs of one row; else w: a run of each of two rows.
         """
         self.operand = operand
         self.element = element
@@ -116,7 +116,7 @@ def as_type(values: ir.Value, element: str, wanted: str) -> ir.Value:
     """A vector of stored elements as another floating-point type that holds each exactly.
 
     Args:
-        values: a vector of the element's storage type (i8 for fp8).
+        values: A vector of the element's storage type (i8 for fp8).
         element: MLIR name of the element.
         wanted: ``bf16`` or ``f16`` for an fp8, ``f32`` for any; or the element itself.
     """

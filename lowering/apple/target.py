@@ -68,7 +68,7 @@ class AppleTarget(Target):
         return Selection(KernelConfig(self.name, tiers), f"{forms}, simdgroup matrices in AIR")
 
     def check_tier(self, problem: ScaledMatmul, tier: KernelTier, facts: DeviceFacts) -> str | None:
-        """Only the forms and tiles of `select` exist."""
+        """Only the forms and tiles of ``select`` exist."""
         del facts
         try:
             select.matmul_of(problem, self.architecture)
@@ -106,7 +106,7 @@ class AppleTarget(Target):
         """Leaves the body empty and records the AIR kernel that will take its place.
 
         Raises:
-            DiagnosticError: the problem has no kernel here, or llvmlite is missing or of the wrong
+            DiagnosticError: The problem has no kernel here, or llvmlite is missing or of the wrong
                 version.
         """
         del launch, kernel
@@ -124,7 +124,7 @@ class AppleTarget(Target):
         """Puts the recorded kernels into the executables of a module at phase hal.
 
         Raises:
-            DiagnosticError: an executable is not for IREE's Metal device.
+            DiagnosticError: An executable is not for IREE's Metal device.
         """
         with module.context, ir.Location.unknown():
             try:

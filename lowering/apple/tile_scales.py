@@ -33,7 +33,7 @@ class Scales:
     Attributes:
         lhs: x's bytes, [M, K/32], or None.
         rhs: w's bytes, [N or N/32, K/32].
-        lhs_rows: rows of x.
+        lhs_rows: Rows of x.
     """
 
     lhs: Pointer | None
@@ -50,10 +50,10 @@ class TileScales:
         """Takes the addresses of the bytes of K block 0.
 
         Args:
-            matmul: what is computed.
-            lhs: the lane's rows of x, tile by tile and run by run; none where x has no scales.
-            rhs: the lane's rows of w, tile by tile, or one where they share a block.
-            atoms: tiles along M and N.
+            matmul: What is computed.
+            lhs: The lane's rows of x, tile by tile and run by run; none where x has no scales.
+            rhs: The lane's rows of w, tile by tile, or one where they share a block.
+            atoms: Tiles along M and N.
         """
         self.matmul = matmul
         self.lhs = lhs
@@ -61,7 +61,7 @@ class TileScales:
         self.atoms = atoms
 
     def load(self, block: Int, count: int) -> BlockScales:
-        """Reads the bytes of ``count`` blocks from ``block`` on; `WORD` of them as words."""
+        """Reads the bytes of ``count`` blocks from ``block`` on; ``WORD`` of them as words."""
         lhs = [self._codes(row, block, count) for row in self.lhs]
         rhs = [self._codes(row, block, count) for row in self.rhs]
         return BlockScales(self.matmul, lhs, rhs, self.atoms)

@@ -25,6 +25,7 @@ from block32.lowering.common.index import (
 from block32.lowering.gfx950.atoms import ScaledAtom
 from block32.lowering.gfx950.machine import BUFFER_FLAGS, CACHE_DEFAULT, OUT_OF_BOUNDS, WAVE_LANES
 from block32.lowering.kernel_context import KernelContext
+from block32.lowering.problem import SCALE_TYPE
 
 
 def i32_type() -> ir.Type:
@@ -230,7 +231,7 @@ def lane_operand(chunks: Sequence[ir.Value], element: str) -> ir.Value:
 
 def scale_operand(word: ir.Value) -> ir.Value:
     """Four scale bytes from a 32-bit register."""
-    scales = vector_type(4, ir.Type.parse("f8E8M0FNU"))
+    scales = vector_type(4, ir.Type.parse(SCALE_TYPE))
     single = vector.from_elements(ir.VectorType.get([1], i32_type()), [word])
     return vector.bitcast(scales, single)
 

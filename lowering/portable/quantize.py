@@ -14,7 +14,7 @@ from iree.compiler.dialects import arith, linalg, tensor
 from block32.lowering.common.index import constant
 from block32.lowering.common.quantization import quantized_code, scale_byte
 from block32.lowering.common.tensors import bitcast, blocked, generic
-from block32.lowering.problem import BLOCK_K
+from block32.lowering.problem import BLOCK_K, SCALE_TYPE
 
 _MAGNITUDE = 0x7FFFFFFF
 _F32_INFINITY = 0x7F800000
@@ -35,7 +35,7 @@ def quantize(x: ir.Value, rule: str, element: str) -> tuple[ir.Value, ir.Value]:
     blocks = blocked(x)
     scales = _scale_bytes(_largest_magnitudes(blocks), rule, element)
     codes = _unblocked(_codes(blocks, scales, element), k)
-    return _as_type(codes, element), _as_type(scales, "f8E8M0FNU")
+    return _as_type(codes, element), _as_type(scales, SCALE_TYPE)
 
 
 def _largest_magnitudes(blocks: ir.Value) -> ir.Value:

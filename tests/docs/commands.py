@@ -3,7 +3,7 @@
 """Code blocks of Markdown pages as a reader would use them: saved, and run in order.
 
 - A block without a language is commands for a shell, ``python`` a program. Both are run.
-- A paragraph before a block that says "as `name`" or "into `name`" saves it under that name.
+- A paragraph before a block that says "as ``name``" or "into ``name``" saves it under that name.
 - ``<!-- not run: REASON -->`` before a block leaves it out. At the end of one command,
   ``# needs ...`` does: an accelerator that tests have not.
 - ``text`` and other languages are for reading.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Every command and program of the pages works, in the order in which it stands there.
 
-Pages with a test of their own (``test_NAME.py``) are left to it. `commands.py` says how pages mark
-what is not run.
+Pages with a test of their own (``test_NAME.py``) are left to it. ``commands.py`` says how pages
+mark what is not run.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def test_a_linear_layer_as_importers_emit_it(batch: int, lhs: str) -> None:
 
 
 def dequantised(mark: str, by_blocks: bool, both: bool = False) -> str:
-    """W is extended and multiplied by its scales, by `scaling_extf` or on a [3, 32, 3, 24] view."""
+    """W is extended and multiplied by its scales, ``scaling_extf`` or a 3x32x3x24 view."""
     n, k = N, 96
     x = f"tensor<{M}x{k}xf32>"
     w = f"tensor<{n}x{k}xf8E4M3FN>"

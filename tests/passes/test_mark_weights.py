@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""`block32-mark-weights`: what it refuses, and the layers that it leaves alone."""
+"""``block32-mark-weights``: what it refuses, and the layers that it leaves alone."""
 
 from __future__ import annotations
 

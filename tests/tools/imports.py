@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Running `block32 import checkpoint` in tests, and what it wrote."""
+"""Running ``block32 import checkpoint`` in tests, and what it wrote."""
 
 from __future__ import annotations
 

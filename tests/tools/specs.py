@@ -18,7 +18,7 @@ GENERIC = (*LOCAL, "--iree-llvmcpu-target-cpu=generic")
 
 
 def write_spec(model: Path, spec: Path, *arguments: str) -> str:
-    """`block32 spec`; the spec's text."""
+    """``block32 spec``; the spec's text."""
     assert main(["spec", str(model), *arguments, "-o", str(spec)]) == 0
     return spec.read_text()
 

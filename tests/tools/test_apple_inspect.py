@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""`block32 inspect` on metallibs and on vmfbs for Metal."""
+"""``block32 inspect`` on metallibs and on vmfbs for Metal."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_bad_input_gets_a_located_line_and_leaves_nothing(
     assert [p.name for p in tmp_path.iterdir()] == ["bad.mlir"]
 
 
-def test_field_case_44_a_failing_pass_names_itself_and_how_to_reproduce_it(
+def test_a_failing_pass_names_itself_and_how_to_reproduce_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The pass, its location, a command that gives the error again, and with a flag the IR."""
@@ -192,7 +192,7 @@ def test_field_case_44_a_failing_pass_names_itself_and_how_to_reproduce_it(
     assert "missing 'block32.lhs'" in again.stderr
 
 
-def test_field_case_44_for_what_an_importer_wrote(
+def test_a_failing_pass_over_what_an_importer_wrote(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Passes that run before IREE's, and those after them, have another command."""

@@ -107,9 +107,7 @@ def test_a_module_for_this_machine_fits() -> None:
     assert "runs with --device=hip" in found["its code"].found
 
 
-def test_field_case_43_a_module_for_another_machine_says_what_it_needs_and_what_would_work() -> (
-    None
-):
+def test_a_module_for_another_machine_says_what_it_needs_and_what_would_work() -> None:
     """The wrong target: it "needs gfx950", and what would work."""
     found = by_subject(doctor.check_module(read_vmfb(compiled(ONE, GFX950)), PC))["its code"]
     assert found.status == "bad"
@@ -119,7 +117,7 @@ def test_field_case_43_a_module_for_another_machine_says_what_it_needs_and_what_
 
 
 @pytest.mark.parametrize("hal", [6, 8])
-def test_field_case_42_a_module_of_another_version_says_both(hal: int) -> None:
+def test_a_module_of_another_version_says_both(hal: int) -> None:
     """A vmfb on another version of the runtime, older or newer."""
     contents = read_vmfb(with_hal_version(compiled(ONE), hal))
     found = by_subject(doctor.check_module(contents, PC))["its IREE version"]
@@ -290,7 +288,9 @@ def test_the_whole_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["target portable"]["status"] == "ok"
 
 
-def test_field_case_42_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_another_version_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m.vmfb"
     path.write_bytes(with_hal_version(compiled(ONE), 6))
     assert run(str(path)) == 1

@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""`block32 import checkpoint` from a file to numbers on the CPU, against float64."""
+"""``block32 import checkpoint`` from a file to numbers on the CPU, against float64."""
 
 from __future__ import annotations
 

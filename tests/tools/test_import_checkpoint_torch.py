@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A model of `block32.torch` layers, exported, reads the archive of an import as it is."""
+"""A model of ``block32.torch`` layers, exported, reads the archive of an import as it is."""
 
 from __future__ import annotations
 

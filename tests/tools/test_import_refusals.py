@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""`block32 import checkpoint` on bad input: one line that names it, and nothing left behind."""
+"""``block32 import checkpoint`` on bad input: one line that names it, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""`block32 quantize`: a model of parameters and constants, its numbers, and every refusal."""
+"""``block32 quantize``: a model of parameters and constants, its numbers, and every refusal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A model compiled through `block32 spec` and iree-compile is the model of `block32 compile`."""
+"""A model compiled through a spec and iree-compile is the model of ``block32 compile``."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_both_ways_give_the_same_and_the_right_numbers(
 def code_by_function(folder: Path) -> dict[str, bytes]:
     """The machine code of every function in a dumped object, before it is linked.
 
-    IREE puts each function into a section `.text.NAME`. Addresses are zeros there, and what they
+    IREE puts each function into a section ``.text.NAME``. Addresses are zeros there, and what they
     refer to is in the relocations: code compares as code.
     """
     (path,) = folder.glob("*.o")

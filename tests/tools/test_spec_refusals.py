@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What `block32 spec` refuses: one located error, and the output as it was."""
+"""What ``block32 spec`` refuses: one located error, and the output as it was."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tools.test_compile import NO_K
 def refuse(
     capsys: pytest.CaptureFixture[str], model: Path, *arguments: str, target: str = "portable"
 ) -> str:
-    """The error of a `block32 spec` that must fail, and leave what was there as it was."""
+    """The error of a ``block32 spec`` that must fail, and leave what was there as it was."""
     output = model.with_name("out.mlir")
     output.write_text("// as it was\n")
     assert main(["spec", str(model), f"--target={target}", "-o", str(output), *arguments]) == 1

@@ -28,8 +28,8 @@ class Binding:
     """A buffer bound to a kernel.
 
     Attributes:
-        array: the contents; for outputs, what the kernel stores goes into it.
-        output: the kernel may write it, and nothing in it counts as written before.
+        array: The contents; for outputs, what the kernel stores goes into it.
+        output: The kernel may write it, and nothing in it counts as written before.
     """
 
     array: np.ndarray
@@ -43,8 +43,8 @@ class Kernel:
         """Decodes the module.
 
         Raises:
-            AbiError: the module has no kernel of this name.
-            LlvmError: the bytes are no bitcode.
+            AbiError: The module has no kernel of this name.
+            LlvmError: The bytes are no bitcode.
         """
         module = parse(llvm14.disassemble(bitcode))
         self.name = name
@@ -63,15 +63,15 @@ class Kernel:
         """Runs the kernel.
 
         Args:
-            bindings: in the order of their numbers; outputs are written in place.
-            grid: threadgroups along x, y and z.
-            threads: threads in a threadgroup.
-            constants: push constants, u32.
-            threadgroups: the threadgroups (x, y, z) to run, in this order; all by default.
-            seed: permutes threadgroups, lanes and frames; None runs them in order.
+            bindings: In the order of their numbers; outputs are written in place.
+            grid: Threadgroups along x, y and z.
+            threads: Threads in a threadgroup.
+            constants: Push constants, u32.
+            threadgroups: The threadgroups (x, y, z) to run, in this order; all by default.
+            seed: Permutes threadgroups, lanes and frames; None runs them in order.
 
         Raises:
-            AirError: the kernel did something wrong, or the arguments do not fit its metadata.
+            AirError: The kernel did something wrong, or the arguments do not fit its metadata.
         """
         count = int(np.prod(threads))
         if count % SIMDGROUP_SIZE or threads[1:] != (1, 1):
@@ -161,8 +161,8 @@ class KernelMetadata:
     """What a kernel's metadata says of its parameters.
 
     Attributes:
-        roles: of each parameter, such as "air.buffer", and its Metal index (0 for builtins).
-        fields: name and access of each pointer in the argument buffer, in binding order.
+        roles: Of each parameter, such as "air.buffer", and its Metal index (0 for builtins).
+        fields: Name and access of each pointer in the argument buffer, in binding order.
     """
 
     roles: tuple[tuple[str, int], ...]
@@ -173,7 +173,7 @@ class KernelMetadata:
         """Reads the metadata of the kernel called ``name``.
 
         Raises:
-            AbiError: there is no such kernel, or its parameters are not IREE's ABI.
+            AbiError: There is no such kernel, or its parameters are not IREE's ABI.
         """
         for kernel in module.metadata.get("air.kernel", []):
             assert isinstance(kernel, list)

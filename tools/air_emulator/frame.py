@@ -17,11 +17,11 @@ class Frame:
     """Some threads of a dispatch, all about to execute one instruction.
 
     Attributes:
-        memory: the dispatch's memory.
-        threads: numbers of the threads; number = threadgroup * threads per group + thread.
-        registers: values by name, with a row a thread or a single value.
-        block: label of the block.
-        index: position in it.
+        memory: The dispatch's memory.
+        threads: Numbers of the threads; number = threadgroup * threads per group + thread.
+        registers: Values by name, with a row a thread or a single value.
+        block: Label of the block.
+        index: Position in it.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class BufferRange:
         """The bytes.
 
         Raises:
-            AbiError: the part reaches beyond the buffer.
+            AbiError: The part reaches beyond the buffer.
         """
         buffer = table[self.buffer] if isinstance(self.buffer, int) else self.buffer
         part = buffer[self.offset : self.offset + self.length]
@@ -93,14 +93,14 @@ class HostProgram:
     """The functions of a module at phase hal.
 
     Attributes:
-        dispatched: what the last call dispatched, in order.
+        dispatched: What the last call dispatched, in order.
     """
 
     def __init__(self, module: ir.Module):
         """Loads every kernel of the module's Metal executables.
 
         Raises:
-            ExecutableError: an executable is damaged.
+            ExecutableError: An executable is damaged.
         """
         self.dispatched: list[Dispatched] = []
         self._module = module  # the operations live as long as it does
@@ -130,11 +130,11 @@ class HostProgram:
         """Calls a function.
 
         Args:
-            name: its symbol.
-            arguments: an array for each tensor argument.
+            name: Its symbol.
+            arguments: An array for each tensor argument.
 
         Raises:
-            AirError: a kernel did something wrong, or the host does what is not known here.
+            AirError: A kernel did something wrong, or the host does what is not known here.
         """
         self.dispatched = []
         function = self._functions[name]

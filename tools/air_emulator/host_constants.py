@@ -23,7 +23,7 @@ def of_initializer(initializer: ir.Operation) -> dict[str, npt.NDArray[np.uint8]
     """The bytes of each global of buffer type that ``util.initializer`` fills, by symbol.
 
     Raises:
-        UnsupportedError: its constants are not one buffer in one global, or not bytes.
+        UnsupportedError: Its constants are not one buffer in one global, or not bytes.
     """
     constants: list[ir.Operation] = []
     symbols: list[str] = []

@@ -117,7 +117,7 @@ def compile_instruction(instruction: Instruction, structs: dict[str, tuple[str, 
     """A step that executes an instruction without control flow or a call.
 
     Raises:
-        UnsupportedError: the instruction is not known here.
+        UnsupportedError: The instruction is not known here.
     """
     opcode = instruction.opcode
     if opcode in _BINARY or opcode in _FLOAT:

@@ -166,7 +166,7 @@ class Scheduler:
         """Runs the frames until every thread has returned.
 
         Raises:
-            DivergenceError: lanes of a simdgroup wait at different calls, or for others that
+            DivergenceError: Lanes of a simdgroup wait at different calls, or for others that
                 have returned.
         """
         self.runnable = frames

@@ -33,10 +33,10 @@ class Buffer:
     """One buffer of a dispatch.
 
     Attributes:
-        name: for messages.
-        data: its bytes; stores go into this array.
-        writable: whether the kernel may store to it.
-        initialized: which bytes hold something; None means all.
+        name: For messages.
+        data: Its bytes; stores go into this array.
+        writable: Whether the kernel may store to it.
+        initialized: Which bytes hold something; None means all.
     """
 
     name: str

@@ -28,10 +28,10 @@ class LoadedKernel:
         threadgroups: Iterable[tuple[int, int, int]] | None = None,
         seed: int | None = None,
     ) -> None:
-        """Runs the kernel; see `Kernel.dispatch`.
+        """Runs the kernel; see ``Kernel.dispatch``.
 
         Raises:
-            AirError: the kernel did something wrong, or the arguments do not fit.
+            AirError: The kernel did something wrong, or the arguments do not fit.
         """
         if len(constants) != self.pipeline.constants:
             raise AbiError(
@@ -50,8 +50,8 @@ def load_kernels(vmfb: bytes) -> dict[str, LoadedKernel]:
     """Every AIR kernel of a vmfb by its name; executables with Metal source are left out.
 
     Raises:
-        ExecutableError: an executable is damaged.
-        AbiError: two kernels share a name, or a pipeline's function is no kernel.
+        ExecutableError: An executable is damaged.
+        AbiError: Two kernels share a name, or a pipeline's function is no kernel.
     """
     kernels: dict[str, LoadedKernel] = {}
     for found in executable.find_all(vmfb):

@@ -30,7 +30,7 @@ class Addresses:
     """Where the active lanes of one instruction point.
 
     Attributes:
-        lanes: their numbers, int64[n].
+        lanes: Their numbers, int64[n].
         addresses: uint64[n]; for scratch, byte offsets in a lane's allocation.
         outside: bool[n, dwords or 1], elements that the buffer's bounds rule out.
     """
@@ -151,9 +151,9 @@ def compile_address(inst: Instruction, limits: Limits, size: int) -> AddressOf:
     """Where the lanes of a vector memory instruction point.
 
     Args:
-        inst: the instruction.
-        limits: the kernel's registers.
-        size: bytes that each lane moves.
+        inst: The instruction.
+        limits: The kernel's registers.
+        size: Bytes that each lane moves.
     """
     if inst.encoding == "MUBUF":
         return _buffer_address(inst, limits, size)

@@ -229,11 +229,11 @@ def parse_code_object(elf: bytes) -> CodeObject:
     """Parse an HSACO.
 
     Args:
-        elf: the bytes of one 64-bit little-endian ELF file for gfx950.
+        elf: The bytes of one 64-bit little-endian ELF file for gfx950.
 
     Raises:
-        CodeObjectError: the bytes are no such file.
-        DamagedCodeError: they begin like one, and are truncated or damaged.
+        CodeObjectError: The bytes are no such file.
+        DamagedCodeError: They begin like one, and are truncated or damaged.
     """
     if elf[:6] != b"\x7fELF\x02\x01":
         raise CodeObjectError("not a 64-bit AMDGPU ELF file")
@@ -283,11 +283,11 @@ def hsacos_from_vmfb(module: bytes | str | Path) -> list[bytes]:
     A vmfb keeps each executable's ELF file unchanged, so its own header finds and sizes it.
 
     Args:
-        module: the module's bytes, or the path of the .vmfb file.
+        module: The module's bytes, or the path of the .vmfb file.
 
     Raises:
-        CodeObjectError: there is none.
-        DamagedCodeError: the module ends in the middle of one.
+        CodeObjectError: There is none.
+        DamagedCodeError: The module ends in the middle of one.
     """
     data = module if isinstance(module, bytes) else Path(module).read_bytes()
     found: list[bytes] = []
@@ -314,7 +314,7 @@ def hsaco_from_vmfb(module: bytes | str | Path) -> bytes:
     """The one AMDGPU code object of an IREE module.
 
     Raises:
-        CodeObjectError: there is none, or several (use `hsacos_from_vmfb`).
+        CodeObjectError: There is none, or several (use ``hsacos_from_vmfb``).
     """
     found = hsacos_from_vmfb(module)
     if len(found) > 1:

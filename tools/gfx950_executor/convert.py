@@ -91,7 +91,7 @@ def _elements(words: list[U32], bits: int, count: int) -> list[U32]:
 
 
 def _assemble(elements: list[U32], bits: int) -> list[U32]:
-    """The reverse of `_elements`."""
+    """The reverse of ``_elements``."""
     words = [np.zeros(LANES, np.uint64) for _ in range(-(-len(elements) * bits // 32) + 1)]
     for i, element in enumerate(elements):
         first, shift = divmod(i * bits, 32)
@@ -124,7 +124,7 @@ def compile_scaled_conversion(inst: Instruction, limits: Limits) -> Step:
     """v_cvt_scalef32_*, except those with stochastic rounding.
 
     Raises:
-        UnknownInstructionError: a stochastic form.
+        UnknownInstructionError: A stochastic form.
     """
     if match := _TO_NARROW.match(inst.name):
         return _to_narrow(inst, limits, *match.groups())

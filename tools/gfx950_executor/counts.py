@@ -36,11 +36,11 @@ class Report:
     """The outcome of a launch.
 
     Attributes:
-        kernel: its name.
-        workgroups: how many were run.
-        instructions: executed, a wave each, by class.
-        mnemonics: executed, a wave each, by mnemonic.
-        byte_counts: bytes moved by active lanes, by level: "memory read", "memory written",
+        kernel: Its name.
+        workgroups: How many were run.
+        instructions: Executed, a wave each, by class.
+        mnemonics: Executed, a wave each, by mnemonic.
+        byte_counts: Bytes moved by active lanes, by level: "memory read", "memory written",
             "memory to lds", "memory atomic", "scalar read", "lds read", "lds written",
             "lds atomic", "scratch read", "scratch written".
     """

@@ -3,7 +3,7 @@
 
 """Machine code to instructions: one adapter around tinygrad's CDNA tables.
 
-The rest of the executor sees only `Instruction`, so another decoder could take its place.
+The rest of the executor sees only ``Instruction``, so another decoder could take its place.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Instruction:
     """One decoded instruction.
 
     Attributes:
-        pc: byte address in the loaded image.
-        size: bytes.
-        name: mnemonic in lower case, without the _e32 / _e64 suffix.
-        encoding: the format's name in the ISA document, e.g. "VOP3P".
-        fields: raw values; register operands as 9-bit source codes (256 and above: VGPRs).
-        widths: registers that an operand takes, by field name.
-        literal: the 32-bit constant after the instruction, if any.
+        pc: Byte address in the loaded image.
+        size: Bytes.
+        name: Mnemonic in lower case, without the _e32 / _e64 suffix.
+        encoding: The format's name in the ISA document, e.g. "VOP3P".
+        fields: Raw values; register operands as 9-bit source codes (256 and above: VGPRs).
+        widths: Registers that an operand takes, by field name.
+        literal: The 32-bit constant after the instruction, if any.
     """
 
     pc: int
@@ -74,8 +74,8 @@ def decode(image: bytes, pc: int) -> Instruction:
     """Decode the instruction at a byte address.
 
     Raises:
-        UnknownInstructionError: the tables have no such encoding.
-        ImportError: tinygrad is not installed; the message names the extra.
+        UnknownInstructionError: The tables have no such encoding.
+        ImportError: Tinygrad is not installed; the message names the extra.
     """
     return _instruction(_match(image, pc), pc)
 
@@ -84,7 +84,7 @@ def encode_with(image: bytes, inst: Instruction, changes: Mapping[str, int]) -> 
     """The bytes of an instruction with other raw values in some fields.
 
     Raises:
-        KeyError: the encoding has no such field.
+        KeyError: The encoding has no such field.
     """
     raw = _match(image, inst.pc)
     fields = dict(raw._fields)

@@ -25,7 +25,7 @@ def source_lanes(control: int) -> Index:
     """The lane that each lane reads under a 9-bit dpp_ctrl; -1 where there is none.
 
     Raises:
-        UnknownInstructionError: a reserved control value.
+        UnknownInstructionError: A reserved control value.
     """
     if control <= 0xFF:
         pattern = np.array([control >> 2 * i & 3 for i in range(4)])

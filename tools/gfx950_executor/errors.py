@@ -10,8 +10,8 @@ class ExecutionError(Exception):
     """A kernel broke a rule of the machine; the message names the instruction.
 
     Attributes:
-        kind: the rule, as a short stable name that tests can compare.
-        location: where it happened: kernel, workgroup, wave, byte offset and mnemonic.
+        kind: The rule, as a short stable name that tests can compare.
+        location: Where it happened: kernel, workgroup, wave, byte offset and mnemonic.
     """
 
     kind = "execution error"

@@ -39,7 +39,7 @@ class Buffer:
     """A buffer argument with more to say than an array.
 
     Attributes:
-        array: contiguous; the kernel's stores change it in place.
+        array: Contiguous; the kernel's stores change it in place.
         initialised: False for a buffer whose bytes the kernel must write before reading them.
         writable: False where a store is an error (and loads then cost less to follow).
     """
@@ -56,10 +56,10 @@ class Executor:
     """A gfx950 code object, ready to run.
 
     Args:
-        hsaco: bytes of the ELF file.
+        hsaco: Bytes of the ELF file.
 
     Raises:
-        CodeObjectError: the bytes are no gfx950 code object.
+        CodeObjectError: The bytes are no gfx950 code object.
     """
 
     def __init__(self, hsaco: bytes):
@@ -88,28 +88,28 @@ class Executor:
         """Run one kernel.
 
         Args:
-            kernel_name: a name of `kernels`.
-            grid: workgroups in x, y, z; missing ones are 1.
-            buffers: pointer arguments in order; None for a null pointer. Arrays are changed in
+            kernel_name: A name of ``kernels``.
+            grid: Workgroups in x, y, z; missing ones are 1.
+            buffers: Pointer arguments in order; None for a null pointer. Arrays are changed in
                 place. Trailing pointers that are not given are null.
             constants: by-value arguments in order: int for integers, float for f32 or f64,
                 bytes for anything else.
-            seed: of the order of workgroups and waves.
-            workgroup_size: threads in x, y, z; by default the kernel's required size, or its
+            seed: Of the order of workgroups and waves.
+            workgroup_size: Threads in x, y, z; by default the kernel's required size, or its
                 maximum in x.
-            workgroups: run only these (x, y, z); all by default.
+            workgroups: Run only these (x, y, z); all by default.
             dynamic_lds_bytes: LDS on top of the kernel's own.
-            resident: workgroups that run interleaved.
-            rely_on_xcds: take for granted that workgroup i runs on XCD i % 8, so that workgroups
+            resident: Workgroups that run interleaved.
+            rely_on_xcds: Take for granted that workgroup i runs on XCD i % 8, so that workgroups
                 of one XCD see each other through its L2.
-            step_limit: instructions a wave may take before it counts as stuck.
+            step_limit: Instructions a wave may take before it counts as stuck.
 
         Returns:
             Counts of instructions and bytes.
 
         Raises:
-            LaunchError: the arguments do not fit the kernel.
-            ExecutionError: the kernel broke a rule; the subclass and message say which.
+            LaunchError: The arguments do not fit the kernel.
+            ExecutionError: The kernel broke a rule; the subclass and message say which.
         """
         kernel = self._kernel(kernel_name)
         size, shape = _workgroup_size(kernel, workgroup_size), _triple(grid)

@@ -24,11 +24,11 @@ class NarrowFormat:
     """A float of at most 8 bits.
 
     Attributes:
-        name: as the OCP specification writes it, in lower case.
+        name: As the OCP specification writes it, in lower case.
         bits, exponent_bits, mantissa_bits, bias: the layout; one sign bit.
-        largest: the largest finite magnitude.
-        infinity: the bit pattern of +inf, or None.
-        nan: a bit pattern that is NaN, or None where the format has none.
+        largest: The largest finite magnitude.
+        infinity: The bit pattern of +inf, or None.
+        nan: A bit pattern that is NaN, or None where the format has none.
     """
 
     name: str
@@ -76,9 +76,9 @@ def encode(values: F64, form: NarrowFormat, saturate: bool = True) -> Bits:
     """Round to nearest even to a narrow format.
 
     Args:
-        values: what to round.
-        form: the format.
-        saturate: whether what lies beyond the largest value (infinity too) becomes that; if not
+        values: What to round.
+        form: The format.
+        saturate: Whether what lies beyond the largest value (infinity too) becomes that; if not
             it becomes infinity, or NaN in e4m3. Formats without either always saturate, NaN too.
     """
     magnitude = np.abs(values)

@@ -32,13 +32,13 @@ class Region:
     """One buffer.
 
     Attributes:
-        name: for messages.
-        data: its bytes, uint8; the caller's own storage.
-        address: where a kernel finds it.
-        writable: whether a store to it is allowed.
+        name: For messages.
+        data: Its bytes, uint8; the caller's own storage.
+        address: Where a kernel finds it.
+        writable: Whether a store to it is allowed.
         poison: uint8 mask of uninitialised bits, or None where all is initialised.
         writer, reader: the epoch that last touched each byte (see races).
-        track_reads: whether loads are stamped; useless where nothing may store.
+        track_reads: Whether loads are stamped; useless where nothing may store.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Memory:
 
         Args:
             addresses: uint64[n].
-            size: bytes of each access.
+            size: Bytes of each access.
 
         Yields:
-            (region, positions in `addresses`, byte offsets in the region).
+            (region, positions in ``addresses``, byte offsets in the region).
 
         Raises:
-            OutOfBoundsError: an access is not wholly inside a region.
+            OutOfBoundsError: An access is not wholly inside a region.
         """
         slots = addresses >> np.uint64(_SLOT_BITS)
         if not len(slots):
@@ -134,7 +134,7 @@ def words_of(data: Bytes) -> U32:
 
 
 def bytes_of(words: U32, size: int) -> Bytes:
-    """uint32[n, words] to its first `size` bytes, uint8[n, size]."""
+    """uint32[n, words] to its first ``size`` bytes, uint8[n, size]."""
     return np.ascontiguousarray(words).view(np.uint8)[:, :size]
 
 
@@ -146,7 +146,7 @@ class Lds:
     """The LDS of one workgroup, and who touched which byte since the last barrier.
 
     Args:
-        size: bytes allocated to the workgroup.
+        size: Bytes allocated to the workgroup.
     """
 
     def __init__(self, size: int):
@@ -254,7 +254,7 @@ class Lds:
 
 
 class Scratch:
-    """The private memory of one wave: `size` bytes a lane."""
+    """The private memory of one wave: ``size`` bytes a lane."""
 
     def __init__(self, size: int):
         self.size = size

@@ -66,9 +66,9 @@ def k_of_elements(shape: Shape, bits: int, scaled: bool) -> Array:
     """K index of each element a lane holds, int[64, elements].
 
     Args:
-        shape: the instruction.
-        bits: of an operand's element.
-        scaled: whether it is one of the f8f6f4 instructions, whose 8-bit operands are split.
+        shape: The instruction.
+        bits: Of an operand's element.
+        scaled: Whether it is one of the f8f6f4 instructions, whose 8-bit operands are split.
     """
     count = shape.k // shape.groups
     group = _LANE // shape.mn

@@ -18,7 +18,7 @@ def instructions(hsaco: bytes, kernel_name: str) -> list[Instruction]:
     """All instructions of a kernel in address order, from where its waves start.
 
     Raises:
-        CodeObjectError: there is no such kernel.
+        CodeObjectError: There is no such kernel.
     """
     code = parse_code_object(hsaco)
     if kernel_name not in code.kernels:
@@ -50,7 +50,7 @@ def change(hsaco: bytes, inst: Instruction, **fields: int) -> bytes:
     ``change(hsaco, wait, simm16=0xFFFF)``. Register fields take 9-bit source codes.
 
     Raises:
-        KeyError: the encoding has no such field.
+        KeyError: The encoding has no such field.
     """
     return patch(hsaco, inst.pc, encode_with(parse_code_object(hsaco).image, inst, fields))
 

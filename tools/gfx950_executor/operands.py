@@ -70,11 +70,11 @@ class VectorSource:
     """A 32-bit operand of a vector instruction: ``read(wave)`` and ``poison(wave)``.
 
     Args:
-        code: the 9-bit source code.
-        inst: the instruction, for its literal and for messages.
-        bits: how wide the operation reads the operand, for inline constants.
-        accumulator: whether a VGPR code names an AGPR.
-        part: which 32-bit register of a wider operand.
+        code: The 9-bit source code.
+        inst: The instruction, for its literal and for messages.
+        bits: How wide the operation reads the operand, for inline constants.
+        accumulator: Whether a VGPR code names an AGPR.
+        part: Which 32-bit register of a wider operand.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ def check_rows(inst: Instruction, first: int, count: int, limits: tuple[int, int
     """Refuse vector registers beyond the kernel's allocation.
 
     Args:
-        inst: for the message.
-        first: first row (AGPRs from 256).
-        count: rows used.
+        inst: For the message.
+        first: First row (AGPRs from 256).
+        count: Rows used.
         limits: VGPRs and AGPRs allocated.
     """
     kind = first >= 256

@@ -38,12 +38,12 @@ def compile_instruction(inst: Instruction, limits: Limits) -> Step:
     """The meaning of any instruction.
 
     Args:
-        inst: the instruction.
+        inst: The instruction.
         limits: VGPRs and AGPRs that the kernel has.
 
     Raises:
-        UnknownInstructionError: there is none.
-        OutOfBoundsError: it names a register beyond the limits.
+        UnknownInstructionError: There is none.
+        OutOfBoundsError: It names a register beyond the limits.
     """
     name, encoding = inst.name, inst.encoding
     if encoding == "SOPP":
@@ -80,9 +80,9 @@ class Program:
     """The steps of one kernel by address.
 
     Args:
-        image: the loaded code object.
+        image: The loaded code object.
         limits: VGPRs and AGPRs of the kernel.
-        end: first address after the kernel's code.
+        end: First address after the kernel's code.
     """
 
     def __init__(self, image: bytes, limits: Limits, end: int):

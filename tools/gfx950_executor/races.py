@@ -84,7 +84,7 @@ class GlobalOrder:
     """Order over all memory of one launch.
 
     Args:
-        xcds: workgroups go to so many XCDs round-robin, and workgroups of one XCD share an L2;
+        xcds: Workgroups go to so many XCDs round-robin, and workgroups of one XCD share an L2;
             0 where that must not be relied upon.
     """
 

@@ -196,7 +196,7 @@ def compile_salu(inst: Instruction) -> Step:
     """The meaning of a scalar ALU instruction, except branches and program control.
 
     Raises:
-        UnknownInstructionError: there is none.
+        UnknownInstructionError: There is none.
     """
     if inst.encoding == "SOP1":
         return _compile_sop1(inst)

@@ -91,10 +91,10 @@ class Scheduler:
     """Runs workgroups to their end.
 
     Args:
-        program: the kernel's code.
-        seed: of the order of workgroups, waves and the lengths of turns.
-        resident: workgroups that run at the same time.
-        step_limit: instructions a wave may execute before it counts as stuck.
+        program: The kernel's code.
+        seed: Of the order of workgroups, waves and the lengths of turns.
+        resident: Workgroups that run at the same time.
+        step_limit: Instructions a wave may execute before it counts as stuck.
     """
 
     def __init__(self, program: Program, seed: int, resident: int, step_limit: int):

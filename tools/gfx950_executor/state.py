@@ -69,9 +69,9 @@ class Wave:
     """Registers and counters of one wave64.
 
     Args:
-        index: the wave's number in its workgroup.
-        workgroup: the workgroup it belongs to, for LDS, memory and barriers.
-        order: what this wave is known to come after, for race detection.
+        index: The wave's number in its workgroup.
+        workgroup: The workgroup it belongs to, for LDS, memory and barriers.
+        order: What this wave is known to come after, for race detection.
     """
 
     def __init__(self, index: int, workgroup: Surroundings, order: WaveOrder):
@@ -169,10 +169,10 @@ class Wave:
         """Write one vector register in the active lanes.
 
         Args:
-            row: the register.
+            row: The register.
             value: uint32[64].
             poison: uint32[64], or None where the value is fully defined.
-            lanes: lanes to write instead of EXEC's; None for EXEC.
+            lanes: Lanes to write instead of EXEC's; None for EXEC.
         """
         if self.v_locked[row]:
             self.refuse_locked(vector_name(row))

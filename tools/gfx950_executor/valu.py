@@ -93,11 +93,11 @@ class TypedSource:
     """One source operand, read as a type with its modifiers.
 
     Args:
-        inst: the instruction.
-        field: its operand field.
+        inst: The instruction.
+        field: Its operand field.
         position: 0, 1, 2: which bit of neg, abs and op_sel belongs to it.
-        kind: the type.
-        limits: the kernel's registers.
+        kind: The type.
+        limits: The kernel's registers.
     """
 
     def __init__(self, inst: Instruction, field: str, position: int, kind: str, limits: Limits):
@@ -204,10 +204,10 @@ class Target:
     """The vector register that an instruction writes.
 
     Args:
-        inst: the instruction.
-        kind: type of the result.
-        limits: the kernel's registers.
-        keeps_high: see `VectorOp`.
+        inst: The instruction.
+        kind: Type of the result.
+        limits: The kernel's registers.
+        keeps_high: See ``VectorOp``.
     """
 
     def __init__(self, inst: Instruction, kind: str, limits: Limits, keeps_high: bool = False):
@@ -269,7 +269,7 @@ class Target:
     def merge(
         self, wave: Wave, word: U32, mask: U32 | None, field: int, lanes: Mask | None
     ) -> None:
-        """Write the bits of `field` and keep the others."""
+        """Write the bits of ``field`` and keep the others."""
         taken, kept = np.uint32(field & ALL_BITS), np.uint32(~field & ALL_BITS)
         old = wave.read_v(self.row)
         old_mask = wave.poison_v(self.row)
@@ -337,7 +337,7 @@ def _with_output_modifiers(inst: Instruction, op: VectorOp) -> Callable[..., Arr
 
 
 def compile_simple(inst: Instruction, limits: Limits) -> Step:
-    """The meaning of an instruction of the table `OPS`."""
+    """The meaning of an instruction of the table ``OPS``."""
     op = OPS[inst.name]
     named = len(op.sources) - op.reads_target
     kinds = list(op.sources)

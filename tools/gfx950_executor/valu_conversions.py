@@ -1,7 +1,7 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-"""Conversions between full-width types; they add themselves to the table of `valu_ops`."""
+"""Conversions between full-width types; they add themselves to the table of ``valu_ops``."""
 
 from __future__ import annotations
 

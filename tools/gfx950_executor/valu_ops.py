@@ -26,13 +26,13 @@ class VectorOp:
     """One operation.
 
     Attributes:
-        result: type of the result.
-        sources: types of the sources.
-        compute: the function.
-        poison: exact rule for poison masks (values, masks) -> mask; None: any poisoned bit of a
+        result: Type of the result.
+        sources: Types of the sources.
+        compute: The function.
+        poison: Exact rule for poison masks (values, masks) -> mask; None: any poisoned bit of a
             source poisons the whole result.
-        reads_target: whether the target register is the last source (v_fmac).
-        keeps_high: whether a 16-bit result leaves the target's other half alone; most
+        reads_target: Whether the target register is the last source (v_fmac).
+        keeps_high: Whether a 16-bit result leaves the target's other half alone; most
             instructions of this generation clear it.
         denormals: False where the hardware flushes subnormals whatever the mode.
     """
@@ -56,7 +56,7 @@ def define(
     poison: PoisonRule | None = None,
     **rest: Any,
 ) -> None:
-    """Add an operation to the table; `types` names its result and sources, parted by blanks."""
+    """Add an operation to the table; ``types`` names its result and sources, parted by blanks."""
     result, *sources = types.split()
     OPS[name] = VectorOp(result, tuple(sources), compute, poison, **rest)
 

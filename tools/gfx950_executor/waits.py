@@ -26,12 +26,12 @@ class Outstanding:
     """One issued memory operation that no wait has covered yet.
 
     Attributes:
-        text: the instruction, for messages.
-        vector: vector register rows it will write.
-        scalar: scalar registers it will write.
-        in_order: whether it retires in issue order (scalar loads and flat operations do not).
+        text: The instruction, for messages.
+        vector: Vector register rows it will write.
+        scalar: Scalar registers it will write.
+        in_order: Whether it retires in issue order (scalar loads and flat operations do not).
         lds: LDS byte indices touched, if any; ``lds_write`` says how.
-        lds_direct: whether it is a load from memory into LDS.
+        lds_direct: Whether it is a load from memory into LDS.
         region, bytes: the memory bytes touched; ``stores`` says how.
     """
 
@@ -50,7 +50,7 @@ class Counters:
 
     Args:
         vector_locks, scalar_locks: the wave's marks of registers that a load may still write.
-        arrived: called with the LDS bytes of a direct load that has been waited for.
+        arrived: Called with the LDS bytes of a direct load that has been waited for.
     """
 
     def __init__(

@@ -19,14 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iree.compiler import ir
-from iree.compiler.dialects import func
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.apple.grouped import first_slot, grid, group_of
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.apple.target import AppleM5Target
-from block32.lowering.composites import Composites
-from block32.lowering.host import operand_types
 from block32.lowering.problem import Grouping, ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts
 from block32.runtime import reference
@@ -37,6 +34,7 @@ from block32.tools.air_emulator.vmfb import load_kernels
 from block32.tools.apple_cases import FLOATS, Case, compiled
 from block32.tools.cli import main
 from block32.tools.compiler import CompileOptions, compile_source
+from tests.grouped import program
 
 Array = npt.NDArray[Any]
 OPTIONS = CompileOptions(target="apple-m5", flags=("--compile-to=hal",))
@@ -69,24 +67,9 @@ CASES: dict[str, tuple[ScaledMatmul, list[int], list[int]]] = {
 }
 
 
-def _model(problem: ScaledMatmul) -> str:
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.create()
-        composites = Composites(module)
-        types = operand_types(problem)
-        with ir.InsertionPoint(module.body):
-
-            @func.FuncOp.from_py_func(*types.values(), name="main")
-            def main(*arguments: ir.Value) -> ir.Value:
-                operands = dict(zip(types, arguments, strict=True))
-                return composites.grouped_matmul(operands, problem.rhs_block)
-
-        return str(module)
-
-
 @cache
 def _program(problem: ScaledMatmul) -> HostProgram:
-    text = compile_source(_model(problem).encode(), "model.mlir", OPTIONS)
+    text = compile_source(program(problem).encode(), "model.mlir", OPTIONS)
     with ir.Context():
         return HostProgram(ir.Module.parse(text.decode()))
 
@@ -210,7 +193,7 @@ def test_the_command_line_selects_and_compiles_it(
     """The vmfb's own bytes, with schedules permuted: the same bits."""
     problem, tokens, experts = CASES["many experts"]
     model, output = tmp_path / "model.mlir", tmp_path / "model.vmfb"
-    model.write_text(_model(problem))
+    model.write_text(program(problem))
     assert main(["compile", str(model), "--target=apple-m5", "-o", str(output)]) == 0
     assert "apple-m5 grouped 64x64x32 (grouped, simdgroup matrices" in capsys.readouterr().err
     ((name, kernel),) = load_kernels(output.read_bytes()).items()
@@ -233,7 +216,7 @@ def test_a_spec_is_refused_with_what_works(
 ) -> None:
     """A spec ends before the phase where the kernels get into their executables."""
     model, output = tmp_path / "model.mlir", tmp_path / "spec.mlir"
-    model.write_text(_model(CASES["ragged"][0]))
+    model.write_text(program(CASES["ragged"][0]))
     assert main(["spec", str(model), "--target=apple-m5", "-o", str(output)]) == 1
     error = capsys.readouterr().err
     assert "block32 compile puts this target's binaries into the vmfb" in error

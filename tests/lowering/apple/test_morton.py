@@ -49,7 +49,7 @@ def test_padded_bits(tiles: int, bits: int) -> None:
 
 @given(st.integers(0, 5000), st.integers(1, 80000))
 def test_grid_and_count_region_agree(m: int, n: int) -> None:
-    """`grid` is what the tests launch, `next_power_of_two` what the host computes."""
+    """``grid`` is what the tests launch, ``next_power_of_two`` what the host computes."""
     tiles_m, tiles_n = -(-m // 64), -(-n // 64)
     product = dense.next_power_of_two(tiles_m) * dense.next_power_of_two(tiles_n)
     assert isinstance(product, int)

@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The `quantize` composite, compiled, against the float64 reference: equal bytes everywhere."""
+"""The ``quantize`` composite, compiled, against the float64 reference: equal bytes everywhere."""
 
 from __future__ import annotations
 

@@ -4,16 +4,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-#: Packages of the extra "apple".
-PACKAGES = ("llvmlite", "flatbuffers")
+from tests.extras import APPLE, skip_without
 
 
 @pytest.fixture(autouse=True, scope="package")
 def _needs_the_extra() -> None:
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"the apple extra ({', '.join(missing)}) is not installed")
+    skip_without("apple", APPLE)

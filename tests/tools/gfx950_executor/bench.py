@@ -46,12 +46,12 @@ class Bench:
     """Runs instructions on one or several workgroups.
 
     Args:
-        buffers: memory, mapped in order; their addresses are in `address`.
-        lds: bytes of LDS.
-        waves: waves a workgroup; s0 holds the wave's number, s1 the workgroup's.
-        workgroups: how many.
-        scratch: bytes of scratch a lane.
-        xcds: see `GlobalOrder`.
+        buffers: Memory, mapped in order; their addresses are in ``address``.
+        lds: Bytes of LDS.
+        waves: Waves a workgroup; s0 holds the wave's number, s1 the workgroup's.
+        workgroups: How many.
+        scratch: Bytes of scratch a lane.
+        xcds: See ``GlobalOrder``.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Bench:
         """Run to the end; the first wave.
 
         Args:
-            instructions: built with `ins`, or their bytes.
-            vector: values of vector register rows (AGPRs from 256): a number or 64 of them.
-            scalar: values of scalar registers.
-            exec_mask: active lanes; all by default.
-            seed: of the schedule.
-            step_limit: instructions a wave may take.
+            instructions: Built with ``ins``, or their bytes.
+            vector: Values of vector register rows (AGPRs from 256): a number or 64 of them.
+            scalar: Values of scalar registers.
+            exec_mask: Active lanes; all by default.
+            seed: Of the schedule.
+            step_limit: Instructions a wave may take.
         """
         code = instructions if isinstance(instructions, bytes) else machine_code(instructions)
         for wave in self.waves:

@@ -163,9 +163,9 @@ def compile_kernel(
     """Compile for gfx950.
 
     Args:
-        kernel: a function above.
+        kernel: A function above.
         signature: Triton's types of the run-time arguments by name.
-        constants: values of the constexpr arguments by name.
+        constants: Values of the constexpr arguments by name.
         options: num_warps, num_stages, matrix_instr_nonkdim.
     """
     types = signature | dict.fromkeys(constants, "constexpr")
