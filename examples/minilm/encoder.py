@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """A sentence encoder as a plain PyTorch module, with the parameter names of all-MiniLM-L6-v2.
 
-One sentence at a time and without padding, so that there is no mask: length is the dynamic
-dimension.
+One sentence at a time needs no padding, and so no mask. Sentences of a batch are padded to one
+length, and a mask says which tokens are theirs.
 """
 
 # PyTorch and its way into IREE are an extra that type checks go without.
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional
+
+#: Taken off the scores of padding: their share of the softmax is 0 then.
+_FAR = 1e9
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.width, eps=1e-12)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """``[1, S]`` token ids to ``[1, S, width]``."""
+        """``[B, S]`` token ids to ``[B, S, width]``."""
         positions = torch.arange(ids.shape[1])
         total = self.word_embeddings(ids) + self.position_embeddings(positions)
         return self.LayerNorm(total + self.token_type_embeddings.weight[0])
@@ -59,16 +62,18 @@ class Attention(nn.Module):
         )
         self.LayerNorm = nn.LayerNorm(config.width, eps=1e-12)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[1, S, width]`` to the same."""
-        _, length, width = x.shape
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """``[B, S, width]`` to the same; see ``Encoder`` for the mask."""
+        batch, length, width = x.shape
         query, key, value = (
-            linear(x).reshape(1, length, self.heads, width // self.heads).transpose(1, 2)
+            linear(x).reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
         )
         scores = query @ key.transpose(2, 3) * (width // self.heads) ** -0.5
+        if mask is not None:
+            scores = scores + (mask[:, None, None, :] - 1) * _FAR
         mixed = torch.softmax(scores, dim=-1) @ value
-        mixed = mixed.transpose(1, 2).reshape(1, length, width)
+        mixed = mixed.transpose(1, 2).reshape(batch, length, width)
         return self.LayerNorm(self.dense(mixed) + x)
 
 
@@ -83,15 +88,15 @@ class Layer(nn.Module):
         self.output = nn.Linear(config.inner_width, config.width)
         self.LayerNorm = nn.LayerNorm(config.width, eps=1e-12)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[1, S, width]`` to the same."""
-        x = self.attention(x)
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """``[B, S, width]`` to the same; see ``Encoder`` for the mask."""
+        x = self.attention(x, mask)
         inner = functional.gelu(self.intermediate(x))
         return self.LayerNorm(self.output(inner) + x)
 
 
 class Encoder(nn.Module):
-    """Token ids to one vector of length 1."""
+    """Token ids to one vector of length 1 for each sentence."""
 
     def __init__(self, config: Config):
         """See the class."""
@@ -99,12 +104,20 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """``[1, S]`` token ids to ``[1, width]``."""
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """``[B, S]`` token ids to ``[B, width]``.
+
+        Args:
+            ids: Token ids, the sentences of a batch padded to one length.
+            mask: f32 ``[B, S]``, 1 for tokens and 0 for padding; None without padding.
+        """
         x = self.embeddings(ids)
         for layer in self.layers:
-            x = layer(x)
-        return functional.normalize(x.mean(dim=1), dim=1)
+            x = layer(x, mask)
+        if mask is None:
+            return functional.normalize(x.mean(dim=1), dim=1)
+        weights = mask[:, :, None]
+        return functional.normalize((x * weights).sum(dim=1) / weights.sum(dim=1), dim=1)
 
 
 #: Parts of the checkpoint's names, and of the names here; in this order.

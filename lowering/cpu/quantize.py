@@ -41,7 +41,7 @@ def emit_quantizing_pack(problem: ScaledMatmul, tier: KernelTier, kernel: Kernel
     """
     rows_each = 1 if pack.packs_rows(tier) else _slab_rows(tier)
     rows = kernel.workgroup_count() * rows_each
-    quantizer = _RowQuantizer(problem, kernel, rows)
+    quantizer = RowQuantizer(problem, kernel, rows)
     first = kernel.workgroup_id() * rows_each
     ops.repeat(first, first + rows_each, 1, quantizer.quantize)
     renamed = kernel.renamed({"lhs": "unquantized", CODES: "lhs", SCALES: "lhs_scale"})
@@ -54,7 +54,7 @@ def _slab_rows(tier: KernelTier) -> int:
     return tier.mma[0]
 
 
-class _RowQuantizer:
+class RowQuantizer:
     """Quantises rows of x, a block of 32 at a time."""
 
     def __init__(self, problem: ScaledMatmul, kernel: KernelContext, rows: Index):
