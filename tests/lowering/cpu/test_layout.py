@@ -13,6 +13,7 @@ import pytest
 from iree import runtime
 from iree.compiler import ir
 
+import block32
 from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.target import CpuTarget
@@ -28,7 +29,7 @@ from tests.lowering.cpu.support import (
     run,
     skip_unless_it_runs,
 )
-from tests.numbers import Operands, random_operands
+from tests.numbers import Operands, random_operands, run_function
 
 TARGET = CpuTarget()
 PROCESSORS = {processor.profile: processor for processor in X86_PROCESSORS}
@@ -129,3 +130,48 @@ def test_a_block_of_zeros_is_folded_whatever_its_byte(profile: str, problem: Sca
         got = run_in_pieces(operands, PROCESSORS[profile])
         comparison = reference.compare(got, operands.expected(), problem.result)  # type: ignore[arg-type]
         assert comparison.ok, f"code {code}: {comparison}"
+
+
+CODES = random_operands(ScaledMatmul(1, 64, 128)).rhs
+SCALES = np.arange(120, 128, dtype=np.uint8).reshape(2, 4)
+HEX = CODES.tobytes().hex()
+WEIGHTS = {
+    "bytes": (
+        f'util.global private @w = dense<"0x{HEX}"> : tensor<64x128xi8>',
+        "%b = util.global.load @w : tensor<64x128xi8>\n"
+        "  %w = flow.tensor.bitcast %b : tensor<64x128xi8> -> tensor<64x128xf8E4M3FN>",
+    ),
+    "floats": ("", f'%w = arith.constant dense<"0x{HEX}"> : tensor<64x128xf8E4M3FN>'),
+}
+
+
+@pytest.mark.parametrize("form", WEIGHTS)
+def test_iree_repacks_a_constant_while_it_compiles(form: str) -> None:
+    """Nothing is left of it for each run, or for when the program is loaded."""
+    definition, load = WEIGHTS[form]
+    source = f"""
+#x = affine_map<(m, n, k) -> (m, k)>
+#w = affine_map<(m, n, k) -> (n, k)>
+#y = affine_map<(m, n, k) -> (m, n)>
+util.global private @ws = dense<"0x{SCALES.tobytes().hex()}"> : tensor<2x4xi8>
+{definition}
+func.func @main(%x: tensor<9x128xf32>) -> tensor<9x64xf32> {{
+  {load}
+  %z = arith.constant dense<0.0> : tensor<9x64xf32>
+  %y = linalg.matmul indexing_maps = [#x, #w, #y]
+      {{block32.rhs = {{block = [32, 32], scale = @ws}}}}
+      ins(%x, %w : tensor<9x128xf32>, tensor<64x128xf8E4M3FN>)
+      outs(%z : tensor<9x64xf32>) -> tensor<9x64xf32>
+  return %y : tensor<9x64xf32>
+}}
+"""
+    flow = block32.compile(source, cpu="haswell", flags=["--compile-to=flow"]).decode()
+    assert flow.count("flow.dispatch @block32_kernels") == 2, "packs x, and multiplies"
+    assert "n16k1" in flow
+    assert "transpose" not in flow and "util.initializer" not in flow
+    skip_unless_it_runs(PROCESSORS["avx2"])
+    x = np.random.default_rng(2).standard_normal((9, 128)).astype(np.float32)
+    got = run_function(block32.compile(source, cpu="haswell"), "main", x)
+    expected = reference.scaled_matmul(x, None, CODES, SCALES)
+    comparison = reference.compare(got, expected, "f32")
+    assert comparison.ok, comparison
