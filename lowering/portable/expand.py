@@ -160,8 +160,12 @@ def _contract(
     lhs = inputs["lhs"]
     lhs_type = ir.RankedTensorType(lhs.type)
     rows = tensor.dim(lhs, constant(0)) if lhs_type.is_dynamic_dim(0) else lhs_type.shape[0]
-    zero = arith.constant(f32, 0.0)
-    zeros = [linalg.fill(zero, outs=[tensor.empty([rows, problem.n], f32)]) for _ in range(2)]
+    # Zeros of two signs: equal ones would become one tensor that starts both sums, and IREE's GPU
+    # back ends cannot bufferize the copy that this asks for.
+    zeros = [
+        linalg.fill(arith.constant(f32, zero), outs=[tensor.empty([rows, problem.n], f32)])
+        for zero in (0.0, -0.0)
+    ]
     iterators = ["parallel", "parallel", "reduction", "reduction"]
     op = generic(list(inputs.values()), zeros, maps, iterators)
     body = op.regions[0].blocks[0]
