@@ -60,6 +60,9 @@ class Decoder:
         self.small: SmallFloat = SMALL_FLOATS[format_name]
         has_tables = isa.widen == "table"
         self._tables = _byte_tables(self.small) if has_tables else None
+        # On Intel's processors a look-up in two registers takes three steps, so that masks are
+        # cheaper; operands of bf16 pairs are those of AMD's, where it takes one.
+        self._by_halves = has_tables and isa.dot == "f32" and self.small.bits == 8
         self._words = _word_table(self.small) if has_tables and self.small.bits == 4 else None
         self._bytes = ByteTables(self.small) if isa.widen == "byte_table" else None
 
@@ -188,7 +191,7 @@ class Decoder:
             pairs = self._bf16_pairs(codes, order or IN_LANE)
             if self.isa.dot == "bf16":
                 return pairs
-            return [half for operand in pairs for half in split_pairs(operand)]
+            return [half for operand in pairs for half in self._split(operand)]
         # Two registers of f32 come from one of 16-bit words.
         size = min(2 * self.isa.lanes, ops.length(codes))
         return [
@@ -208,7 +211,8 @@ class Decoder:
         """A register of bf16 as operands in the same order."""
         if self.isa.dot == "bf16":
             return [pairs]
-        return ops.parts(_extend(pairs), self.isa.lanes)
+        # Not ``extui`` of the bits: IREE 3.13 rewrites that after a bitcast from bytes, wrongly.
+        return ops.parts(vector.interleave(*self._split(pairs)), self.isa.lanes)
 
     def paired(self, upper: ir.Value, lower: ir.Value) -> list[ir.Value]:
         """Decode a chunk of two rows of w: each operand holds a word of the one, then of the other.
@@ -221,6 +225,10 @@ class Decoder:
         ]
         return self.operands(ops.shuffle(upper, lower, order))
 
+    def _split(self, operand: ir.Value) -> list[ir.Value]:
+        """A register of bf16 pairs as two of f32; see ``_look_up_halves``."""
+        return split_pairs(operand, mantissa_bits=self.small.mantissa_bits)
+
     def columns(self, turned: ir.Value) -> list[ir.Value]:
         """Decode 16 columns of 4 K (with tables) or of 1 K; raw operands, in the order of K."""
         if self.isa.widen != "table":
@@ -229,7 +237,9 @@ class Decoder:
 
     def _bf16_pairs(self, codes: ir.Value, order: Sequence[int]) -> list[ir.Value]:
         """Look up both bytes of every bf16, then interleave them in ``order``."""
-        low, high = self._look_up(codes)
+        low, high = self._look_up_halves(codes) if self._by_halves else self._look_up(codes)
+        if self._by_halves and any(i % 2 != at % 2 for at, i in enumerate(order)):
+            low = arith.andi(low, ops.splat(0xFF << self._low_shift, low.type))
         operands = []
         for first in (0, 32):
             mask = [i + half * 64 for i in order[first : first + 32] for half in (0, 1)]
@@ -253,6 +263,35 @@ class Decoder:
         magnitude = ops.intrinsic(permute, type_, [high0, codes, high1])
         sign = arith.andi(codes, ops.splat(0x80, type_))
         return low, arith.ori(magnitude, sign)
+
+    @property
+    def _low_shift(self) -> int:
+        """Where the fields of an 8-bit code begin in the low byte of a bf16."""
+        return 7 - self.small.mantissa_bits
+
+    def _look_up_halves(self, codes: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The same by look-ups in one register, for magnitudes below 64 and the others.
+
+        The low byte of the others is the code, shifted: they are normal. As a shift moves words,
+        the odd bytes have a neighbour's bits at their end, which ``_split`` leaves out.
+        """
+        assert self._tables is not None
+        (low0, _), (high0, high1) = self._tables
+        type_ = codes.type
+        half = arith.andi(codes, ops.splat(64, type_))
+        is_small = arith.cmpi(arith.CmpIPredicate.eq, half, ops.splat(0, type_))
+        words = ops.bitcast(codes, ops.i16())
+        shifted = arith.shli(words, ops.splat(self._low_shift, words.type))
+
+        def choose(small: ir.Value, other: ir.Value) -> ir.Value:
+            permute = "llvm.x86.avx512.permvar.qi.512"
+            return arith.select(is_small, ops.intrinsic(permute, type_, [small, codes]), other)
+
+        # The permute reads the low 6 bits of an index.
+        others = ops.intrinsic("llvm.x86.avx512.permvar.qi.512", type_, [high1, codes])
+        sign = arith.andi(codes, ops.splat(0x80, type_))
+        low = choose(low0, ops.bitcast(shifted, ops.i8()))
+        return low, arith.ori(choose(high0, others), sign)
 
     def _widen(self, codes: ir.Value, raw: bool) -> ir.Value:
         """f32 values of codes, without table look-ups."""
@@ -310,11 +349,16 @@ class Decoder:
         return ops.bitcast(arith.ori(bits, sign), ops.f32())
 
 
-def split_pairs(operand: ir.Value) -> list[ir.Value]:
-    """A register of bf16 pairs as two of f32: the firsts, the seconds."""
+def split_pairs(operand: ir.Value, mantissa_bits: int = 7) -> list[ir.Value]:
+    """A register of bf16 pairs as two of f32: the firsts, the seconds.
+
+    Args:
+        operand: The pairs.
+        mantissa_bits: Those of the seconds that count; what follows them is left out.
+    """
     words = ops.bitcast(operand, ops.i32())
     firsts = arith.shli(words, ops.splat(16, words.type))
-    seconds = arith.andi(words, ops.splat(0xFFFF0000, words.type))
+    seconds = arith.andi(words, ops.splat(0xFFFFFFFF << (23 - mantissa_bits), words.type))
     return [ops.bitcast(half, ops.f32()) for half in (firsts, seconds)]
 
 
@@ -339,14 +383,6 @@ def in_operand_order(
         split = [32 * pair + 2 * i + half for pair in (0, 1) for half in (0, 1) for i in range(16)]
         elements = ops.permute(elements, split)
     return ops.parts(elements, isa.lanes)
-
-
-def _extend(operand: ir.Value) -> ir.Value:
-    """The elements of a bf16 register as f32.
-
-    Not ``extui`` of the bits: IREE 3.13 rewrites that after a bitcast from bytes, wrongly.
-    """
-    return vector.interleave(*split_pairs(operand))
 
 
 def _with_specials(small: SmallFloat, code: ir.Value, bits: ir.Value) -> ir.Value:

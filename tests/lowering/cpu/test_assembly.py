@@ -58,7 +58,7 @@ def test_the_tiled_loop_is_products_and_loads(
 @pytest.mark.parametrize(
     ("profile", "product", "lookup", "rows"),
     [
-        ("amx", "vfmadd", "vperm[it]2b", 4),
+        ("amx", "vfmadd", "vpermb", 4),
         ("avx512_bf16", "vdpbf16ps", "vperm[it]2b", 1),
         ("avx512", "vfmadd", "vcvtph2ps", 4),
         ("avx2", "vfmadd", "vcvtph2ps", 2),
@@ -79,9 +79,39 @@ def test_the_stream_loop_decodes_in_registers(
     assert len(loop) <= 34 * rows
 
 
-def test_a_stream_of_mxfp4_is_looked_up_in_one_step(tmp_path: Path) -> None:
+def test_a_stream_of_bytes_is_looked_up_by_halves(tmp_path: Path) -> None:
+    """64 codes of one row of w: 17 vector instructions, of which the permutes are of one step."""
+    text = assembly(ScaledMatmul(1, 256, 512), PROCESSORS["amx"], tmp_path)
+    loop = hot_loop(text, "vfmadd")
+    counts, rows = mnemonics(loop), 4
+    expected = {"vptestnmb": 1, "vpermb": 3, "vpsllw": 1, "vpternlogq": 1, "vpunpcklbw": 1}
+    expected |= {"vpunpckhbw": 1, "vpslld": 2}
+    assert {name: counts[name] for name in expected} == {
+        name: count * rows for name, count in expected.items()
+    }
+    assert sum(n for name, n in counts.items() if name.startswith("vpand")) == 2 * rows
+    assert sum(n for name, n in counts.items() if name.startswith("vfmadd")) == 5 * rows
+    assert not any(re.match("vperm[it]2", name) for name in counts)
+
+
+@pytest.mark.parametrize("profile", ["amx", "avx512_bf16", "avx512_vbmi"])
+def test_a_stream_of_mxfp4_multiplies_bytes(profile: str, tmp_path: Path) -> None:
+    """128 codes: two look-ups and six products of bytes; integers become floats once."""
+    text = assembly(ScaledMatmul(1, 256, 512, rhs="f4E2M1FN"), PROCESSORS[profile], tmp_path)
+    loop = hot_loop(text, "vpdpbusd")
+    counts = mnemonics(loop)
+    rows = counts["vcvtdq2ps"]
+    assert rows == (1 if profile == "avx512_bf16" else 4)
+    expected = {"vpdpbusd": 6, "vpermb": 2, "vpsrlw": 1, "vpslld": 2, "vpaddd": 1}
+    assert {name: counts[name] // rows for name in expected} == expected
+    assert len(loop) <= 20 * rows + 12
+    assert not any(re.search(r"^v?mov\w+\s+%\w+, -?\d*\(%r[sb]p\)", line) for line in loop)
+
+
+def test_a_stream_of_mxfp4_and_bf16_is_looked_up_in_one_step(tmp_path: Path) -> None:
     """64 codes: no unpacking to bytes; a spread, two shifts and two look-ups of words."""
-    text = assembly(ScaledMatmul(1, 256, 512, rhs="f4E2M1FN"), PROCESSORS["amx"], tmp_path)
+    problem = ScaledMatmul(1, 256, 512, "bf16", "f4E2M1FN", lhs_scaled=False)
+    text = assembly(problem, PROCESSORS["amx"], tmp_path)
     counts = mnemonics(hot_loop(text, "vfmadd"))
     rows = 4
     assert (counts["vpermw"], counts["vpsrlvw"]) == (2 * rows, 2 * rows)
