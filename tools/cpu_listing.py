@@ -34,10 +34,31 @@ def hot_loop(assembly: str, wanted: str) -> list[str]:
     Raises:
         ValueError: No loop has any.
     """
-    having = [loop for loop in loops(assembly) if any(re.match(wanted, line) for line in loop)]
+    return _largest_share(loops(assembly), wanted)
+
+
+def straight_pieces(assembly: str) -> list[list[str]]:
+    """What runs from a label or a jump to the next, as instructions; of x86-64 alone."""
+    lines = [line.split("#")[0].strip() for line in assembly.splitlines()]
+    code = "\n".join(line for line in lines if line and not re.match(r"\.(?!LBB)", line))
+    pieces = re.split(r"^\.LBB\w+:$|^j\w+\s.*$", code, flags=re.MULTILINE)
+    return [piece.strip().split("\n") for piece in pieces if piece.strip()]
+
+
+def hot_piece(assembly: str, wanted: str) -> list[str]:
+    """``hot_loop`` among ``straight_pieces``: for what is not repeated, or not there alone.
+
+    Raises:
+        ValueError: None has any.
+    """
+    return _largest_share(straight_pieces(assembly), wanted)
+
+
+def _largest_share(pieces: list[list[str]], wanted: str) -> list[str]:
+    having = [piece for piece in pieces if any(re.match(wanted, line) for line in piece)]
     if not having:
-        raise ValueError(f"no loop holds {wanted}")
-    return max(having, key=lambda loop: sum(bool(re.match(wanted, i)) for i in loop) / len(loop))
+        raise ValueError(f"nothing holds {wanted}")
+    return max(having, key=lambda piece: sum(bool(re.match(wanted, i)) for i in piece) / len(piece))
 
 
 def mnemonics(loop: list[str]) -> Counter[str]:

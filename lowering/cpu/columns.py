@@ -58,7 +58,7 @@ class _Columns:
         self.weights = operands.rhs_pieces(kernel, self.layout)
         self.scales = operands.rhs_scales(kernel)
         self.x = pack.slab_values(kernel, self.isa, self.rows, 1)
-        self.x_exponents = pack.slab_exponents(kernel, self.isa, self.rows, 1)
+        self.x_scales = pack.slab_scales(kernel, self.rows, 1)
         self.result = ResultStore(kernel)
         # Pieces between the one that is multiplied and the one that is fetched meanwhile.
         self.pieces_ahead = (tier.stages - 1) * BLOCK_K // self.layout.row_bytes
@@ -176,7 +176,8 @@ class _Columns:
         added = []
         for i, (total, value) in enumerate(zip(totals, sums, strict=True)):
             row, number = divmod(i, self.vectors)
-            of_row = ops.broadcast(ops.load_scalar(self.x_exponents, [0, block, row]), lanes)
+            x_scale = ops.load_scalar(self.x_scales, [0, block, row])
+            of_row = ops.broadcast(self.exponents.from_bytes(x_scale), lanes)
             if self.decoder.unit != 1:
                 value = arith.mulf(value, ops.splat(self.decoder.unit, value.type))
             exponents = self.exponents.add(of_row, of_columns[number])

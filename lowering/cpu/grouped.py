@@ -31,6 +31,7 @@ from block32.lowering.common.index import (
 )
 from block32.lowering.common.quantize_launch import CODES, SCALES
 from block32.lowering.cpu import gemm, ops, pack, quantize, tiled
+from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.store import GROUP, ResultStore
 from block32.lowering.kernel_context import KernelContext, KernelView, Start
 from block32.lowering.problem import ELEMENT_BITS, Grouping, ScaledMatmul
@@ -153,9 +154,7 @@ class _Buffers:
         rows = rows_of_slab(self.tier)
         return {
             pack.VALUES: Start(first_slab, 4 * as_integer(pack.values_size(problem, slab, rows))),
-            pack.EXPONENTS: Start(
-                first_slab, 4 * as_integer(pack.exponents_size(problem, slab, rows))
-            ),
+            pack.EXPONENTS: Start(first_slab, as_integer(pack.exponents_size(problem, slab, rows))),
             pack.FOLDED: Start(first_slab, 4),
             CODES: Start(first_slab, rows * problem.k),
             SCALES: Start(first_slab, rows * problem.k_blocks),
@@ -174,8 +173,8 @@ class _Buffers:
         return {RESULT: Start(first_row, self.problem.n * ELEMENT_BITS[self.problem.result] // 8)}
 
     def scratch(self, part: Index, first_slab: Index) -> dict[str, Start]:
-        """The panel of a part, and the accumulators of its slabs."""
-        if self.tier.form == "stream":
+        """The panel of a part, and the accumulators of its slabs, where these are buffers."""
+        if self.tier.form == "stream" or instruction_set(self.tier.isa).tiles:
             return {}
         problem, rows = one_matmul(self.problem), rows_of_slab(self.tier)
         panel = as_integer(tiled.panel_size(problem, self.tier, rows))

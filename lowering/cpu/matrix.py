@@ -4,9 +4,10 @@
 
 The weight is the left operand of a product and x the right one, so that tiles of sums hold y
 transposed: w is decoded along its rows, just as it lies in memory, and what has to be turned is
-the small x, while it is packed, and y at the end. A workgroup walks K in parts. For each it decodes
-some rows of w into a *panel* of tiles on the stack, and multiplies all of its slabs of x with it.
-Between the parts, tiles of sums rest in a buffer.
+the small x, while it is packed, and y at the end. A workgroup takes some rows of w at a time and
+walks K in parts. For each part it decodes these rows into a *panel* of tiles and multiplies all of
+its slabs of x with it. Panel and sums are on the stack and stay in the first cache; x is read from
+the second, so that a workgroup's rows of x should fit there.
 
 Where the scales of x or of w may not be folded, or where the system does not grant the use of
 tiles, vector instructions multiply the same tiles.
@@ -40,13 +41,7 @@ from block32.lowering.cpu.registers import (
 )
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.store import ResultStore
-from block32.lowering.cpu.tiled import (
-    ACCUMULATORS,
-    Partition,
-    column_workgroups,
-    is_one_slab,
-    resting_columns,
-)
+from block32.lowering.cpu.tiled import Partition
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
@@ -56,19 +51,28 @@ TILE = amx.ROWS
 PAIRS = amx.DEPTH // 2
 #: Elements of a tile of 32-bit elements.
 ELEMENTS = TILE * TILE
-#: Bytes of stack that a panel may take; IREE allows 32 KiB in all.
-PANEL_STACK = 24 * 1024
+#: Bytes of stack that panel and sums may take together; IREE allows 32 KiB in all.
+STACK = 28 * 1024
 #: Rows of w that are decoded with the same factors.
 _SCALE_ROWS = 32
-#: Steps of K from the tiles of x that are multiplied to those that are fetched meanwhile.
-_STEPS_AHEAD = 2
-#: Steps in the body of the innermost loop; a chunk of K has as many.
-_UNROLL = 2
 
 
 def emit_matrix(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
     """Write the kernel: a workgroup computes ``tile[1]`` columns of y for its slabs of rows."""
     _Matrix(problem, tier, kernel).emit()
+
+
+def most_slabs(tier: KernelTier) -> int:
+    """Slabs that a workgroup may have."""
+    assert tier.tile is not None and tier.mma is not None
+    return max(tier.tile[0] // tier.mma[0], 1)
+
+
+def stack_bytes(tier: KernelTier) -> int:
+    """What the panel and the sums of a workgroup take."""
+    assert tier.tile is not None and tier.mma is not None
+    slab_rows, panel_rows, _ = tier.mma
+    return panel_rows * (2 * tier.tile[2] + 4 * slab_rows * most_slabs(tier))
 
 
 class _Panel:
@@ -83,8 +87,12 @@ class _Panel:
         self._problem = kernel.problem
         self._isa = instruction_set(tier.isa)
         self.rows = tier.mma[1]
+        self.part_k = part_k
         self.steps = part_k // amx.DEPTH
         self._chunks = part_k // self._isa.chunk
+        self._panels_ahead = tier.stages - 1
+        # Where several slabs follow, weights are fetched in the time that their products take.
+        self._fetches = most_slabs(tier) == 1
         self._decoder = Decoder(self._isa, kernel.problem.rhs)
         self._factors = Factors(self._isa)
         self._exponents = Exponents(self._isa)
@@ -113,18 +121,8 @@ class _Panel:
         left = arith.select(is_folded, ops.splat(127, ops.i8()), scale)
         return ops.broadcast(self._exponents.from_bytes(left), self._isa.lanes)
 
-    def fill(
-        self,
-        column: Index,
-        k: IndexValue,
-        is_folded: ir.Value,
-        next_column: Index,
-        next_k: Index,
-    ) -> None:
-        """Decode the rows from ``column`` on, from ``k`` on; fetch those that are next.
-
-        A panel is short pieces of many rows, which processors do not fetch ahead by themselves.
-        """
+    def fill(self, column: Index, k: IndexValue, is_folded: ir.Value) -> None:
+        """Decode the rows from ``column`` on, from ``k`` on."""
         chunk = self._isa.chunk
         first_chunk = k // chunk
         chunks = minimum(-(-self._problem.k // chunk) - first_chunk, self._chunks)
@@ -139,18 +137,32 @@ class _Panel:
                 weight_row = self._existing_row(column + row)
                 if share == 1:
                     self._fill_factors(weight_row, first_chunk, chunks, is_folded)
-                next_row = minimum(next_column + row, self._problem.n - 1)
 
                 def fill_chunk(i: IndexValue) -> None:
                     self._fill_chunk(row, weight_row, first_chunk + i, i)
-                    ahead = (next_k + i * chunk) // self._decoder.k_per_byte
-                    ops.prefetch(self._weights, [next_row, ahead])
+                    if self._fetches:
+                        self.fetch(column, k, row, i * chunk)
 
                 ops.repeat(0, chunks, 1, fill_chunk)
 
             ops.repeat(first, first + min(self.rows, _SCALE_ROWS), 1, fill_row)
 
         ops.repeat(0, self.rows, min(self.rows, _SCALE_ROWS), fill_rows)
+
+    def fetch(self, column: Index, k: IndexValue, row: Index, depth: Index) -> None:
+        """Ask for weights that are decoded ``stages - 1`` panels later, ``depth`` K into that one.
+
+        A panel is short pieces of many rows, which processors do not fetch ahead by themselves.
+        """
+        after = k + min(self._panels_ahead * self.part_k, self._problem.k)
+        has_more = less(after, self._problem.k)
+        first = choose(has_more, column, column + self.rows)
+        k_fetched = choose(has_more, after, after - self._problem.k) + depth
+        position = [
+            minimum(first + row, self._problem.n - 1),
+            k_fetched // self._decoder.k_per_byte,
+        ]
+        ops.prefetch(self._weights, position)
 
     def _existing_row(self, row: Index) -> Index:
         """The row, or the last one: columns past N are computed from it and never stored."""
@@ -203,74 +215,45 @@ class _Matrix:
         self.part_k = operands.panel_k(problem, tier)
         self.partition = Partition.of(tier, kernel.m)
         self.exponents = Exponents(self.isa)
-        # Then a panel's rows are finished before the next ones are taken.
-        self.is_one_slab = is_one_slab(tier)
-        self.panels_ahead = tier.stages - 1
+        # Then tile registers hold the sums over all of K.
+        self.most_slabs = most_slabs(tier)
+        self.is_one_slab = self.most_slabs == 1
         # Tiles of sums that a panel and a slab make.
         self.along_n, self.along_m = self.panel_rows // TILE, self.slab_rows // TILE
         n_workgroup, m_workgroup = kernel.workgroup_id(0), kernel.workgroup_id(1)
-        workgroup = m_workgroup * column_workgroups(problem, tier) + n_workgroup
         self.first_column = n_workgroup * self.columns
         self.first_slab = m_workgroup * self.partition.slabs_each
-        columns = resting_columns(tier)
-        tiles_each = self.partition.slabs_each * (columns // TILE * self.along_m)
-        self.first_tile = workgroup * tiles_each
-        workgroups = self.partition.workgroups * column_workgroups(problem, tier)
-        self.sums = kernel.memref(
-            ACCUMULATORS, f"memref<?x{TILE}x{TILE}xf32>", (workgroups * tiles_each,)
-        )
+        tiles = self.most_slabs * self.along_n * self.along_m
+        self.sums = ops.stack_buffer(f"memref<{tiles}x{TILE}x{TILE}xf32>")
         self.panel = _Panel(kernel, tier, self.part_k)
         slabs = self.partition.slabs
         self.x = pack.TileLayout(kernel, tier, slabs)
-        self.x_exponents = pack.slab_exponents(kernel, self.isa, self.slab_rows, slabs)
+        self.x_scales = pack.slab_scales(kernel, self.slab_rows, slabs)
         self.flags = pack.folded_flags(kernel, slabs)
         self.turned = ops.stack_buffer(f"memref<{TILE}x{TILE}xf32>")
         self.result = ResultStore(kernel)
 
     def emit(self) -> None:
-        """The walk along K, then the results."""
+        """The walk down the rows of w, a panel at a time, each along K; then its results."""
         last = minimum(self.first_column + self.columns, self.problem.n)
         slabs = minimum(self.partition.slabs_each, self.partition.slabs - self.first_slab)
         granted = amx.is_permitted()
         with ops.when(granted):
             amx.configure()
 
-        def panel(column: IndexValue, k: IndexValue) -> None:
+        def panel(column: IndexValue) -> None:
             is_folded = self.panel.may_fold(column)
-            self.panel.fill(column, k, is_folded, *self._next_panel(column, k, last))
-            self._multiply(column, k, is_folded, slabs, granted)
 
-        def for_parts(body: Callable[[IndexValue], None]) -> None:
-            ops.repeat(0, self.problem.k, self.part_k, body)
+            def part(k: IndexValue) -> None:
+                self.panel.fill(column, k, is_folded)
+                self._multiply(column, k, is_folded, slabs, granted)
 
-        def for_panels(body: Callable[[IndexValue], None]) -> None:
-            ops.repeat(self.first_column, last, self.panel_rows, body)
-
-        def finish(column: IndexValue) -> None:
+            ops.repeat(0, self.problem.k, self.part_k, part)
             ops.repeat(0, slabs, 1, lambda slab: self._finish(column, slab))
 
-        def whole_panel(column: IndexValue) -> None:
-            for_parts(lambda k: panel(column, k))
-            finish(column)
-
-        if self.is_one_slab:
-            for_panels(whole_panel)
-        else:
-            for_parts(lambda k: for_panels(lambda column: panel(column, k)))
-            for_panels(finish)
+        ops.repeat(self.first_column, last, self.panel_rows, panel)
         with ops.when(granted):
             amx.release()
-
-    def _next_panel(self, column: Index, k: Index, last: Index) -> tuple[Index, Index]:
-        """Where the weights are that are fetched next; with K as it is walked here."""
-        below = column + self.panel_rows
-        if self.is_one_slab:
-            after = k + min(self.panels_ahead * self.part_k, self.problem.k)
-            has_more = less(after, self.problem.k)
-            return choose(has_more, column, below), choose(has_more, after, after - self.problem.k)
-        after = minimum(k + self.part_k, self.problem.k - 1)
-        has_more = less(below, last)
-        return choose(has_more, below, self.first_column), choose(has_more, k, after)
 
     def _multiply(
         self,
@@ -293,11 +276,9 @@ class _Matrix:
 
         ops.repeat(0, slabs, 1, multiply)
 
-    def _sums_tile(self, column: Index, slab: Index, i: Index, j: Index) -> Index:
+    def _sums_tile(self, slab: Index, i: Index, j: Index) -> Index:
         """Where the sums of tile ``i`` of the panel and tile ``j`` of the slab rest."""
-        first = column if self.is_one_slab else self.first_column
-        group = (column - first) // TILE + i
-        return self.first_tile + (group * self.partition.slabs_each + slab) * self.along_m + j
+        return (slab * self.along_n + i) * self.along_m + j
 
     def _x_tile(self, k: Index, slab: Index, step: Index, j: Index) -> Index:
         """The position of 16 rows of x for one step of the part of K at ``k``."""
@@ -313,8 +294,7 @@ class _Matrix:
         first_x = len(tiles)
         first_w = first_x + self.along_m
         places = {
-            at: self._sums_tile(column, slab, *tile) * amx.TILE_BYTES
-            for at, tile in enumerate(tiles)
+            at: self._sums_tile(slab, *tile) * amx.TILE_BYTES for at, tile in enumerate(tiles)
         }
 
         def for_each(action: Callable[[int, ir.Value, Index], None]) -> None:
@@ -334,29 +314,28 @@ class _Matrix:
             for j in range(self.along_m):
                 x_tile = self._x_tile(k, slab, number, j)
                 amx.load(first_x + j, self.x.values, x_tile * amx.TILE_BYTES)
-                if not self.is_one_slab:
-                    self._fetch_x(x_tile + _STEPS_AHEAD * self.along_m)
             for i in range(self.along_n):
                 register = first_w + i % (amx.REGISTERS - first_w)
                 amx.load(register, self.panel.buffer, self.panel.tile(i, number) * amx.TILE_BYTES)
                 for j in range(self.along_m):
                     amx.multiply(i * self.along_m + j, register, first_x + j)
 
-        def steps(number: IndexValue) -> None:
-            for unrolled in range(_UNROLL):
-                step(number + unrolled)
+        steps = self.isa.chunk // amx.DEPTH
+        fetched = -(-self.panel_rows // self.most_slabs)
 
-        ops.repeat(0, self._depth(k) // amx.DEPTH, _UNROLL, steps)
+        def chunk(number: IndexValue) -> None:
+            if not self.is_one_slab:
+                for row in range(fetched):
+                    self.panel.fetch(column, k, slab * fetched + row, number * amx.DEPTH)
+            for offset in range(steps):
+                step(number + offset)
+
+        ops.repeat(0, self._depth(k) // amx.DEPTH, steps, chunk)
         if self.is_one_slab:
             with ops.when(ops.is_below(self.problem.k - 1, k + self.part_k)):
                 for_each(amx.store)
         else:
             for_each(amx.store)
-
-    def _fetch_x(self, x_tile: Index) -> None:
-        """Ask for a tile of x: all slabs together are too large for the first cache."""
-        for row in range(TILE):
-            ops.prefetch(self.x.values, [x_tile, row, 0])
 
     def _multiply_vectors(
         self,
@@ -370,7 +349,7 @@ class _Matrix:
 
         def tile(number: IndexValue) -> None:
             i, j = number // self.along_m, number % self.along_m
-            at = self._sums_tile(column, slab, i, j)
+            at = self._sums_tile(slab, i, j)
             with ops.when(ops.is_equal(k, 0)):
                 for row in range(TILE):
                     ops.store(zero_accumulator(self.isa), self.sums, [at, row, 0], 64)
@@ -418,7 +397,7 @@ class _Matrix:
                 sums = self._multiply_pairs(w_tile, x_tile, first, share, sums)
             k_block = k // BLOCK_K + block
             position = [self.first_slab + slab, k_block, j * TILE]
-            x_exponents = ops.load(self.x_exponents, position, TILE)
+            x_exponents = self.exponents.from_bytes(ops.load(self.x_scales, position, TILE))
             for row in range(TILE):
                 weight_row = column + i * TILE + row
                 left = self.panel.exponents(weight_row, k_block, is_folded)
@@ -450,7 +429,7 @@ class _Matrix:
 
         def tile(number: IndexValue) -> None:
             i, j = number // self.along_m, number % self.along_m
-            at = self._sums_tile(column, slab, i, j)
+            at = self._sums_tile(slab, i, j)
             rows = [ops.load(self.sums, [at, row, 0], TILE, 64) for row in range(TILE)]
             for row, values in enumerate(transpose(rows)):
                 ops.store(values, self.turned, [row, 0], 64)

@@ -6,14 +6,14 @@ Layouts share one buffer, one for each kernel:
 
 - *rows* (stream): ``[row][K]`` operands, and ``[row][chunk][lane]`` exponents;
 - *slabs* (tiled): ``[slab][K / word][row in slab]`` words, so that one row's word is a broadcast
-  load, and ``[slab][block][row in slab]`` exponents;
+  load, and ``[slab][block][row in slab]`` scale bytes;
 - *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, and
-  exponents as for slabs. Inside of a chunk K is in the order of the stream kernel;
+  scale bytes as for slabs. Inside of a chunk K is in the order of the stream kernel;
 - *digits* (stream with products of integers): see ``digits``.
 
 K is padded with zeros to whole chunks. Rows past the last are copies of it, and are never stored.
-Where a row's or slab's scales are safe to fold, its values are folded, its exponents are zeros, and
-its flag is 1.
+Where a row's or slab's scales are safe to fold, its values are folded, its exponents are those of
+a scale of 1, and its flag is 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from block32.lowering.cpu.fold import Factors, power_of_two
 from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.registers import transpose
-from block32.lowering.cpu.scales import Exponents
+from block32.lowering.cpu.scales import ONE_BYTE, Exponents
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
 
@@ -87,10 +87,10 @@ class TileLayout:
         return slab * self._tiles_each + k // _TILE_K * self.along_m
 
 
-def slab_exponents(kernel: KernelContext, isa: InstructionSet, rows: int, slabs: Index) -> ir.Value:
-    """The exponents as slabs."""
-    blocks, element = kernel.problem.k_blocks, Exponents(isa).type_text
-    return kernel.memref(EXPONENTS, f"memref<?x{blocks}x{rows}x{element}>", (slabs,))
+def slab_scales(kernel: KernelContext, rows: int, slabs: Index) -> ir.Value:
+    """The exponents as slabs of scale bytes."""
+    blocks = kernel.problem.k_blocks
+    return kernel.memref(EXPONENTS, f"memref<?x{blocks}x{rows}xi8>", (slabs,))
 
 
 def folded_flags(kernel: KernelContext, parts: Index) -> ir.Value:
@@ -114,12 +114,13 @@ def values_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
 
 
 def exponents_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
-    """Elements of the exponents."""
+    """Bytes of the exponents."""
     isa = instruction_set(tier.isa)
     if digits.serves(problem, tier):
-        return _padded_rows(tier, m) * digits.scales_size(problem)
+        return _padded_rows(tier, m) * (4 * digits.scales_size(problem))
     if packs_rows(tier):
-        return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // isa.chunk * isa.lanes)
+        lanes = operands.padded_k(problem, isa) // isa.chunk * isa.lanes
+        return _padded_rows(tier, m) * (4 * lanes)
     return _padded_rows(tier, m) * problem.k_blocks
 
 
@@ -209,7 +210,7 @@ class _Packer:
 
     def remaining_scale(self, scale: ir.Value, is_folded: ir.Value) -> ir.Value:
         """The scale byte that is left for the sums: that of 1 when it is folded."""
-        return arith.select(is_folded, ops.splat(127, scale.type), scale)
+        return arith.select(is_folded, ops.splat(ONE_BYTE, scale.type), scale)
 
     def in_operand_order(
         self, row: Index, is_folded: ir.Value, chunk: Index, count: int
@@ -321,20 +322,20 @@ class _RowsPacker(_Packer):
         assert tier.mma is not None
         self.rows = tier.mma[0]
         slabs = kernel.workgroup_count()
-        self.packed_exponents = slab_exponents(kernel, self.isa, self.rows, slabs)
+        self.packed_scales = slab_scales(kernel, self.rows, slabs)
 
     def row(self, r: Index) -> Index:
         """Row ``r`` of the slab as a row of x that exists."""
         return minimum(self.part * self.rows + r, self.kernel.m - 1)
 
     def pack_block(self, is_folded: ir.Value, block: Index) -> None:
-        """The exponents of all rows for one block of K."""
+        """What is left of the scales of all rows for one block of K."""
         for r in range(self.rows):
-            exponent = self.exponents.zero()
+            scale = ops.splat(ONE_BYTE, ops.i8())
             if self.scales is not None:
                 scale = ops.load_scalar(self.scales, [self.row(r), block])
-                exponent = self.exponents.from_bytes(self.remaining_scale(scale, is_folded))
-            ops.store_scalar(exponent, self.packed_exponents, [self.part, block, r])
+                scale = self.remaining_scale(scale, is_folded)
+            ops.store_scalar(scale, self.packed_scales, [self.part, block, r])
 
 
 class _TilePacker(_RowsPacker):

@@ -49,7 +49,7 @@ class _Pairs:
         self.slab = kernel.workgroup_id(1)
         slabs = Partition.of(tier, kernel.m).slabs
         self.x = pack.slab_values(kernel, self.isa, self.rows, slabs)
-        self.x_exponents = pack.slab_exponents(kernel, self.isa, self.rows, slabs)
+        self.x_scales = pack.slab_scales(kernel, self.rows, slabs)
         self.flags = pack.folded_flags(kernel, slabs)
         self.exponents = Exponents(self.isa)
         self.decoder = Decoder(self.isa, problem.rhs)
@@ -144,9 +144,7 @@ class _Pairs:
     def _rescaled(self, sums: ir.Value, row: int, chunk: Index, scales: list[ir.Value]) -> ir.Value:
         """The sums of a chunk times both scales, whatever they are."""
         of_w = self._columns([self.exponents.from_bytes(scale) for scale in scales])
-        upper, lower = (
-            ops.broadcast(ops.load_scalar(self.x_exponents, [self.slab, chunk, row + i]), 4)
-            for i in (0, 1)
-        )
+        x_scales = [ops.load_scalar(self.x_scales, [self.slab, chunk, row + i]) for i in (0, 1)]
+        upper, lower = (ops.broadcast(self.exponents.from_bytes(scale), 4) for scale in x_scales)
         of_x = ops.shuffle(upper, lower, (0, 0, 4, 4))
         return self.exponents.rescale(sums, self.exponents.add(of_x, of_w))

@@ -14,6 +14,8 @@ from iree.compiler.dialects import arith
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.isa import InstructionSet
 
+#: The scale byte of 1.
+ONE_BYTE = 127
 #: The scale byte of NaN.
 NAN_BYTE = 255
 #: Added to the integer exponent of a NaN scale; sums of exponents stay above half of it.

@@ -100,22 +100,22 @@ class CpuTarget(Target):
         groups = ("offsets", "expert_ids") if problem.grouping else ()
         packed = (pack.VALUES, pack.EXPONENTS, pack.FOLDED)
         quantized = (CODES, SCALES) if problem.lhs_quantize else ()
-        panels = [
-            tier for tier in tiers if tier.form == "tiled" and not tiled.decodes_in_registers(tier)
+        users = [
+            tier
+            for tier in tiers
+            if tier.form == "tiled"
+            and not tiled.decodes_in_registers(tier)
+            and not instruction_set(tier.isa).tiles
         ]
-        scratch = {
-            tiled.PANEL: [tier for tier in panels if not instruction_set(tier.isa).tiles],
-            tiled.ACCUMULATORS: panels,
-        }
-        scratch = {name: users for name, users in scratch.items() if users}
-        elements = {CODES: "i8", SCALES: "i8", tiled.ACCUMULATORS: "f32"}
+        scratch = (tiled.PANEL, tiled.ACCUMULATORS) if users else ()
+        elements = {CODES: "i8", SCALES: "i8", pack.EXPONENTS: "i8", tiled.ACCUMULATORS: "f32"}
         buffers = {
             name: _buffer(elements.get(name, "i32"), tiers, partial(_elements, problem, name))
             for name in (*packed, *quantized)
         }
         buffers |= {
             name: _buffer(elements.get(name, "i32"), users, partial(_elements, problem, name))
-            for name, users in scratch.items()
+            for name in scratch
         }
         reads = (*packed, "rhs", "rhs_scale", *groups, *problem.epilogue.operand_names())
         updates, result = ((RESULT,), ()) if problem.grouping else ((), (RESULT,))
@@ -275,6 +275,7 @@ def _verify_matrix(tier: KernelTier, isa: InstructionSet) -> str | None:
         return f"expected tile[1] to be a multiple of {panel_rows} but got {columns}"
     if depth % isa.chunk:
         return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
-    if panel_rows * depth * 2 > matrix.PANEL_STACK:
-        return f"expected a panel of at most {matrix.PANEL_STACK} bytes: mma[1] x tile[2] bf16"
+    needed = matrix.stack_bytes(tier)
+    if needed > matrix.STACK:
+        return f"expected panel and sums of at most {matrix.STACK} bytes but tile takes {needed}"
     return None

@@ -79,25 +79,11 @@ def column_workgroups(problem: ScaledMatmul, tier: KernelTier) -> int:
 
 
 def accumulators_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
-    """f32 elements of the accumulators of all workgroups, of the matrix kernel's too."""
+    """f32 elements of the accumulators of all workgroups."""
     assert tier.mma is not None
     partition = Partition.of(tier, m)
     slabs = partition.workgroups * partition.slabs_each * column_workgroups(problem, tier)
-    return slabs * (tier.mma[0] * resting_columns(tier))
-
-
-def is_one_slab(tier: KernelTier) -> bool:
-    """Whether all rows of a workgroup are one slab: tile registers hold their sums over all K."""
-    assert tier.tile is not None and tier.mma is not None
-    return tier.tile[0] == tier.mma[0]
-
-
-def resting_columns(tier: KernelTier) -> int:
-    """Columns of a workgroup whose sums are in the buffer at a time."""
-    assert tier.tile is not None and tier.mma is not None
-    if not instruction_set(tier.isa).tiles:
-        return COLUMNS
-    return tier.mma[1] if is_one_slab(tier) else tier.tile[1]
+    return slabs * (tier.mma[0] * COLUMNS)
 
 
 def decodes_in_registers(tier: KernelTier) -> bool:
@@ -141,7 +127,7 @@ class _Tiled:
         self.panel = Panel(kernel, self.isa, self.part_k, workgroup, workgroups, layout)
         x = pack.slab_values(kernel, self.isa, self.rows, self.partition.slabs)
         self.tile = register_tile(self.isa, self.rows, self.tile_columns, self.panel, x)
-        self.x_exponents = pack.slab_exponents(kernel, self.isa, self.rows, self.partition.slabs)
+        self.x_scales = pack.slab_scales(kernel, self.rows, self.partition.slabs)
         self.accumulators = kernel.memref(
             ACCUMULATORS,
             f"memref<?x{self.rows}x{COLUMNS}xf32>",
@@ -247,7 +233,8 @@ class _Tiled:
         vectors = self.tile_columns // lanes
         for row in range(self.rows):
             x_position = [self.first_slab + slab, first_block + block, row]
-            x_exponent = ops.broadcast(ops.load_scalar(self.x_exponents, x_position), lanes)
+            x_scale = ops.load_scalar(self.x_scales, x_position)
+            x_exponent = ops.broadcast(self.exponents.from_bytes(x_scale), lanes)
             for v in range(vectors):
                 exponents = self.exponents.add(
                     x_exponent, self.panel.block_exponents(block, at + v * lanes)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from block32.lowering.problem import ScaledMatmul
-from block32.tools.cpu_listing import hot_loop, loops, mnemonics, stack_accesses
+from block32.tools.cpu_listing import hot_loop, hot_piece, loops, mnemonics, stack_accesses
 from block32.tools.iree_compile import run_iree_compile
 from tests.lowering.cpu.support import (
     ARM_PROCESSORS,
@@ -119,12 +119,12 @@ def test_a_stream_of_mxfp4_and_bf16_is_looked_up_in_one_step(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("m", "products", "loads"), [(8, 1, 2), (32, 4, 4), (96, 4, 4)])
-def test_the_matrix_loop_is_tile_loads_and_products(
+def test_the_matrix_kernel_loads_and_multiplies_tiles(
     m: int, products: int, loads: int, tmp_path: Path
 ) -> None:
     """A step: each tile is loaded once, and nothing but addresses is computed beside."""
     text = assembly(ScaledMatmul(m, 256, 2048), PROCESSORS["amx"], tmp_path)
-    loop = [line for line in hot_loop(text, "tdpbf16ps") if not line.startswith("prefetch")]
+    loop = [line for line in hot_piece(text, "tdpbf16ps") if not line.startswith("prefetch")]
     counts = mnemonics(loop)
     steps = counts["tdpbf16ps"] // products
     assert steps >= 1 and counts["tdpbf16ps"] == steps * products

@@ -107,7 +107,7 @@ def test_refuses(tier: KernelTier, changes: dict[str, object], reason: str) -> N
     assert refused is not None and reason in refused
 
 
-MATRIX = KernelTier("tiled", None, (512, 128, 256), mma=(32, 32, 32), isa="amx_bf16")
+MATRIX = KernelTier("tiled", None, (128, 128, 192), mma=(32, 32, 32), isa="amx_bf16")
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,13 @@ MATRIX = KernelTier("tiled", None, (512, 128, 256), mma=(32, 32, 32), isa="amx_b
     [
         ({"mma": (24, 32, 32)}, "expected mma[0] and mma[1] to be multiples of 16"),
         ({"mma": (48, 32, 32)}, "leave a tile register for w: 6 + 3 of 8 are taken"),
-        ({"tile": (512, 48, 256)}, "expected tile[1] to be a multiple of 32 but got 48"),
-        ({"tile": (512, 128, 96)}, "expected tile[2] to be a multiple of 64 but got 96"),
-        ({"tile": (512, 128, 512)}, "expected a panel of at most 24576 bytes"),
+        ({"tile": (128, 48, 192)}, "expected tile[1] to be a multiple of 32 but got 48"),
+        ({"tile": (128, 128, 96)}, "expected tile[2] to be a multiple of 64 but got 96"),
+        (
+            {"tile": (128, 128, 256)},
+            "expected panel and sums of at most 28672 bytes but tile takes",
+        ),
+        ({"tile": (256, 128, 64)}, "expected panel and sums of at most 28672 bytes but tile takes"),
     ],
 )
 def test_refuses_a_matrix_kernel(changes: dict[str, object], reason: str) -> None:
