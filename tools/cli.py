@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A user's mistake is one located line on stderr and exit code 1 (2 for a wrong command line).
     """
-    return exit_code_of(lambda: _run(argv))
+    return exit_code_of(_run, argv)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str]) -> int:
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not getattr(arguments, "takes_iree_flags", False):

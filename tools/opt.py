@@ -52,10 +52,11 @@ def _options_help(fields: tuple[Field[object], ...]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return exit_code_of(lambda: _run(build_parser().parse_args(argv)))
+    return exit_code_of(_run, argv)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(argv: Sequence[str]) -> int:
+    arguments = build_parser().parse_args(argv)
     report = Report()
     try:
         source, name = read_argument(arguments.input)

@@ -17,7 +17,6 @@ from iree.compiler.tools.binaries import find_tool
 
 import block32
 from block32.runtime.errors import CallError
-from block32.tools import compile as compile_command
 from block32.tools import iree_compile
 from block32.tools.cli import main
 from block32.tools.compiler import CompileOptions, compile_source
@@ -352,17 +351,6 @@ def test_a_missing_iree_compile_is_an_error(
     assert "the compiler cannot name it: the program iree-compile is missing" in (
         capfd.readouterr().out
     )
-
-
-def test_running_out_of_memory_is_an_error(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(compile_command, "read_argument", no_memory)
-    assert main(["compile", str(model)]) == 1
-    assert capfd.readouterr().err == "block32: error: the memory of this machine does not suffice\n"
 
 
 def test_an_output_that_is_a_link_stays_one(model: Path) -> None:
