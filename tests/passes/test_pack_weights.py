@@ -133,7 +133,8 @@ def test_other_weights_stay_as_they_are(source: tuple[str, str]) -> None:
 def test_only_where_it_pays() -> None:
     """Not for processors without tiers for it, and not on other targets."""
     source = quantized(program(global_of(CONSTANT)))
-    amx = "+amx-tile,+amx-bf16,+avx512f,+avx512bw,+avx512vl,+avx512vbmi,+avx512bf16"
+    amx = "+amx-tile,+amx-bf16,+avx512f,+avx512bw,+avx512vl,+avx512vbmi,+avx512vnni,"
+    amx += "+avx512bf16"
     assert "n16k" not in packed(source, facts={"cpu_features": amx, "architecture": "x86_64"})
     assert "n16k" not in packed(source, target="gfx950")
     avx512 = {"cpu_features": "+avx512f,+avx512bw,+avx512vl", "architecture": "x86_64"}

@@ -11,7 +11,7 @@ import pytest
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu.formats import SMALL_FLOATS
-from block32.lowering.cpu.isa import INSTRUCTION_SETS
+from block32.lowering.cpu.isa import INSTRUCTION_SETS, instruction_set
 from block32.lowering.cpu.select import profiles
 from block32.lowering.cpu.target import CpuTarget
 from block32.lowering.problem import Grouping, ScaledMatmul
@@ -175,6 +175,14 @@ def test_pieces_are_for_one_8_bit_weight_of_whole_pieces(changes: dict[str, obje
     assert TARGET.choose_layout_tiers(problem, AVX2).tiers == ()
     assert TARGET.verify(problem, IN_PIECES, AVX2) == (
         "weight_layout 'n16k1' is for one 8-bit weight with N a multiple of 16 and K one of 64"
+    )
+
+
+def test_rows_in_pairs_are_not_in_pieces() -> None:
+    facts = DeviceFacts(instruction_set("neon_bf16").features, "aarch64")
+    tier = dataclasses.replace(TILED, isa="neon_bf16", weight_layout="n16k1")
+    assert TARGET.verify(DYNAMIC, tier, facts) == (
+        "expected weight_layout 'plain' with 'neon_bf16' but got 'n16k1'"
     )
 
 
