@@ -5,6 +5,7 @@
     python benchmarks/cuda.py --build     compile everything into build/cuda; needs no card
     python benchmarks/cuda.py --check     every form and shape against float64
     python benchmarks/cuda.py             times beside Triton's, torch's and the copy bandwidth
+    python benchmarks/cuda.py --unscaled  times of bf16, f16 and f32 activations beside torch's
     python benchmarks/cuda.py --tune      times of candidate configurations
 
 Everything but ``--build`` needs a card and the IREE runtime, and no compiler: the folder can be
@@ -40,6 +41,7 @@ def main() -> int:
     )
     parser.add_argument("--build", action="store_true", help="compile, without running anything")
     parser.add_argument("--check", action="store_true", help="compare with float64")
+    parser.add_argument("--unscaled", action="store_true", help="time activations without scales")
     parser.add_argument("--tune", action="store_true", help="time candidate configurations")
     parser.add_argument("--quick", action="store_true", help="check a few modules, few rows")
     parser.add_argument("--table", type=Path, help="with --tune: write the best as tuned.toml")
@@ -65,6 +67,8 @@ def main() -> int:
         best = _best(results)
         if options.table:
             options.table.write_text(_tuned_table(best))
+    elif options.unscaled:
+        results = list(_compare_unscaled(_entries(options, "unscaled"), options.folder))
     else:
         results = list(_compare(_entries(options, "timed"), options.folder))
     if options.plot:
@@ -348,13 +352,18 @@ def _compare(entries: list[Entry], folder: Path) -> Iterator[Entry]:
         yield {"name": f"table_{m}x{n}x{k}", **measured}
 
 
+def _calls(m: int, n: int, k: int) -> tuple[int, int]:
+    """Calls of a yardstick's batch, and distinct weights: more than the card's cache holds."""
+    calls = 48 if m <= 1024 else 12
+    return calls, min(calls, max(2, -(-(3 * 60 << 20) // (n * k))))
+
+
 def _yardsticks(m: int, n: int, k: int) -> Entry:
     """Microseconds of Triton's best configuration and of torch."""
     import cuda_triton as yardstick
     import torch  # pyright: ignore[reportMissingImports]
 
-    calls = 48 if m <= 1024 else 12
-    distinct = min(calls, max(2, -(-(3 * 60 << 20) // (n * k))))
+    calls, distinct = _calls(m, n, k)
     x = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
     w = [torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn) for _ in range(distinct)]
     x_scale = torch.randint(118, 136, (m, k // 32), dtype=torch.uint8, device="cuda")
@@ -370,7 +379,7 @@ def _yardsticks(m: int, n: int, k: int) -> Entry:
         best = min(best, (took, config.describe()))
     x16, w16 = x.bfloat16(), [v.bfloat16() for v in w]
     bf16 = yardstick.time_calls(
-        yardstick.torch_bf16, [(x16, w16[i % distinct]) for i in range(calls)]
+        yardstick.torch_linear, [(x16, w16[i % distinct]) for i in range(calls)]
     )
     ones = [torch.ones(s, 1, device="cuda") for s in (m, n)]
     try:
@@ -380,6 +389,39 @@ def _yardsticks(m: int, n: int, k: int) -> Entry:
         print(f"torch fp8: {str(error).splitlines()[0][:120]}")
         fp8 = float("nan")
     return {"triton": best, "bf16": bf16, "fp8": fp8}
+
+
+def _compare_unscaled(entries: list[Entry], folder: Path) -> Iterator[Entry]:
+    """Ours, then torch's matmul of the same activations by weights of their type, and the table."""
+    ours: dict[tuple[int, int, int], dict[str, float]] = {}
+    for entry, result in zip(entries, _time(entries, folder), strict=True):
+        key = (entry["rows"][0], entry["problem"]["n"], entry["problem"]["k"])
+        ours.setdefault(key, {})[entry["problem"]["lhs"]] = result.get("us", float("nan"))
+        yield result
+    import torch  # pyright: ignore[reportMissingImports]
+
+    types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    print(f"{torch.cuda.get_device_name()}, {time.strftime('%Y-%m-%d')}")
+    print(f"| M, N, K | {' | '.join(f'{name} | torch {name}' for name in types)} |")
+    print("|---" * (1 + 2 * len(types)) + "|")
+    for shape, times in ours.items():
+        others = {name: _torch_linear(*shape, dtype) for name, dtype in types.items()}
+        cells = [f"{times.get(name, float('nan')):.1f} | {others[name]:.1f}" for name in types]
+        print(f"| {', '.join(map(str, shape))} | {' | '.join(cells)} |", flush=True)
+        yield {"name": f"unscaled_table_{shape}", "ours": times, "torch": others}
+
+
+def _torch_linear(m: int, n: int, k: int, dtype: Any) -> float:
+    """Microseconds of torch's matmul of one type; f32 as torch does it by default, without TF32."""
+    import cuda_triton as yardstick
+    import torch  # pyright: ignore[reportMissingImports]
+
+    calls, distinct = _calls(m, n, k)
+    x = torch.randn(m, k, device="cuda", dtype=dtype)
+    w = [torch.randn(n, k, device="cuda", dtype=dtype) for _ in range(distinct)]
+    return yardstick.time_calls(
+        yardstick.torch_linear, [(x, w[i % distinct]) for i in range(calls)]
+    )
 
 
 if __name__ == "__main__":

@@ -351,6 +351,7 @@ class TimedShape:
     n: int
     k: int
     lhs: str
+    is_scaled: bool
     is_quantized: bool
     calls: int
 
@@ -363,6 +364,7 @@ class TimedShape:
             problem["n"],
             problem["k"],
             problem["lhs"],
+            problem["lhs_scaled"],
             bool(problem["lhs_quantize"]),
             max(entry["batches"]),
         )
@@ -391,11 +393,12 @@ def _timing_operands(shape: TimedShape) -> list[Any]:
     weights = [fp8(n) for _ in range(distinct)]
     weight_scales = [scales(-(-n // 32)) for _ in range(distinct)]
     turns = [i % distinct for i in range(calls)]
-    if shape.is_quantized:
-        values = rng.standard_normal((m, k), dtype=np.float32).astype(_DTYPES[shape.lhs])
-        x = [rt.asdevicearray(device, values) for _ in range(calls)]
-    else:
+    if shape.is_scaled:
         x = [fp8(m), scales(m)]
+    else:
+        values = rng.standard_normal((m, k), dtype=np.float32).astype(_DTYPES[shape.lhs])
+        distinct_x = calls if shape.is_quantized else 1
+        x = [rt.asdevicearray(device, values) for _ in range(distinct_x)]
     return [
         *x,
         *(weights[turn] for turn in turns),

@@ -79,7 +79,8 @@ class Module:
 
     Attributes:
         name: Its file's stem.
-        kind: ``check``, ``dynamic``, ``quantized``, ``grouped``, ``timed`` or ``tune``.
+        kind: ``check``, ``dynamic``, ``quantized``, ``grouped``, ``timed``, ``unscaled`` or
+            ``tune``.
         problem: The matmul, M dynamic.
         target: A name of ``lowering.targets``.
         rows: The M that it is run with.
@@ -100,7 +101,14 @@ class Module:
 
 def all_modules() -> list[Module]:
     """Every module, by kind."""
-    return [*_timed(), *_checked(), *_quantized(), *_grouped(), *_tuned()]
+    return [
+        *_timed(),
+        *_unscaled(),
+        *_checked(),
+        *_quantized(),
+        *_grouped(),
+        *_tuned(),
+    ]
 
 
 def _checked() -> Iterator[Module]:
@@ -128,6 +136,9 @@ def _checked_types() -> Iterator[Module]:
         {"rhs": "f4E2M1FN", "rhs_block": (1, 32), "result": "bf16"},
         {"lhs": "bf16", "lhs_scaled": False},
         {"lhs": "f16", "lhs_scaled": False, "rhs": "f4E2M1FN"},
+        {"lhs": "f32", "lhs_scaled": False},
+        {"lhs": "f32", "lhs_scaled": False, "rhs_block": (1, 32), "result": "bf16"},
+        {"lhs": "f32", "lhs_scaled": False, "rhs": "f4E2M1FN"},
         {
             "epilogue": Epilogue(
                 row_scale=True, scale=True, bias="bf16", residual="f32", activation="silu"
@@ -136,6 +147,10 @@ def _checked_types() -> Iterator[Module]:
     ):
         yield _check(dataclasses.replace(problem, **changes), "sm_90a", tokens)
     yield _check(problem, "sm_89", tokens)
+    f32 = dataclasses.replace(problem, lhs="f32", lhs_scaled=False)
+    yield _check(f32, "sm_89", tokens)
+    for m, n, k in RAGGED:
+        yield _check(dataclasses.replace(f32, n=n, k=k), "sm_90a", (1, m))
 
 
 def _checked_splits() -> Iterator[Module]:
@@ -145,13 +160,16 @@ def _checked_splits() -> Iterator[Module]:
         KernelTier("tiled", tile=(64, 64, 64), warps=4, stages=4, splits=3),
         KernelTier("tiled", tile=(128, 128, 128), warps=8, stages=4, splits=3, mma=(64, 128, 32)),
     )
-    for prefix, n, k in (("split", 5120, 5760), ("small_split", 320, 1152)):
-        for index, tier in enumerate(forms):
+    fp8 = ScaledMatmul(None, 5120, 5760)
+    small = ScaledMatmul(None, 320, 1152)
+    f32 = ScaledMatmul(None, 1056, 2304, lhs="f32", lhs_scaled=False)
+    for prefix, problem in (("split", fp8), ("small_split", small), ("split_f32", f32)):
+        for index, tier in enumerate(forms if problem.lhs_scaled else forms[:2]):
             for reduce in ("in_launch", "second_launch"):
                 yield Module(
                     f"{prefix}_{index}_{reduce}",
                     "check",
-                    ScaledMatmul(None, n, k),
+                    problem,
                     "sm_90a",
                     (4, 19, 200),
                     (dataclasses.replace(tier, reduce=reduce),),
@@ -187,6 +205,7 @@ def _grouped() -> Iterator[Module]:
     activations: tuple[tuple[str, dict[str, Any]], ...] = (
         ("w8a8", {}),
         ("w8a16", {"lhs": "bf16", "lhs_scaled": False}),
+        ("f32", {"lhs": "f32", "lhs_scaled": False}),
         ("dynamic", {"lhs": "bf16", "lhs_scaled": False, "lhs_quantize": "rceil"}),
     )
     for number, ((experts, n, k), groups) in enumerate(GROUPED):
@@ -217,6 +236,15 @@ def _timed() -> Iterator[Module]:
             for m in (m for m, *shape in TIMED if shape == [n, k]):
                 name = f"timed_{target}_{m}x{n}x{k}"
                 yield Module(name, "timed", problem, target, (m,), batches=_batches(m))
+
+
+def _unscaled() -> Iterator[Module]:
+    """Activations that are not quantised, of each type and beside torch's matmul in that type."""
+    for m, n, k in TIMED:
+        for element in ("bf16", "f16", "f32"):
+            problem = ScaledMatmul(None, n, k, lhs=element, lhs_scaled=False, result=element)
+            name = f"unscaled_{element}_{m}x{n}x{k}"
+            yield Module(name, "unscaled", problem, "sm_90a", (m,), batches=_batches(m))
 
 
 def _tuned() -> Iterator[Module]:

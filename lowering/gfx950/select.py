@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
+from block32.lowering.common.bf16_parts import PARTS
 from block32.lowering.gfx950.atoms import ATOMS, MFMA_16X16X32_BF16
 from block32.lowering.gfx950.geometry import Geometry, geometry_of
 from block32.lowering.gfx950.machine import COMPUTE_UNITS
 from block32.lowering.gfx950.packed_quantize import FUSED_RULES
-from block32.lowering.gfx950.w8a16 import PARTS
 from block32.lowering.problem import ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts, Selection
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from iree.compiler import ir
 from iree.compiler.dialects import amdgpu, arith, math, vector
 
+from block32.lowering.common.bf16_parts import PARTS, split_f32
 from block32.lowering.common.index import Index
 from block32.lowering.gfx950 import ops
 from block32.lowering.gfx950.epilogue import Piece, extract_values
@@ -37,9 +38,6 @@ from block32.lowering.gfx950.tiled import (
 )
 from block32.lowering.gfx950.workgroup import Lane, Workgroup
 from block32.lowering.kernel_context import KernelContext
-
-#: How many bf16 add up to a value of each type: ceil(bits of its mantissa / 8).
-PARTS = {"bf16": 1, "f16": 2, "f32": 3}
 
 #: The scale byte of a block that is NaN.
 _NAN_BYTE = 255
@@ -125,35 +123,16 @@ def bf16_weights(chunk: ir.Value, element: str, scale: ir.Value) -> ir.Value:
 
 
 def bf16_parts(chunks: Sequence[ir.Value], element: str) -> list[ir.Value]:
-    """A lane's 8 elements of x as vectors of bf16 that add up to them, the largest part first.
-
-    A part but the last is what the upper 16 bits of an f32 say, and the rest is exact. An infinity
-    or NaN has no rest: the last part is the value itself.
-    """
+    """A lane's 8 elements of x as vectors of bf16 that add up to them, the largest part first."""
     elements = ir.VectorType.get([8], ir.Type.parse(element))
     x = vector.bitcast(elements, ops.concatenate(chunks))
     count = PARTS[element]
     if count == 1:
         return [x]
-    f32, i32 = (ir.VectorType.get([8], e) for e in (ir.F32Type.get(), ops.i32_type()))
+    f32 = ir.VectorType.get([8], ir.F32Type.get())
     bf16 = ir.VectorType.get([8], ir.BF16Type.get())
     value = x if element == "f32" else arith.extf(f32, x)
-    infinity = _splat(f32, float("inf"))
-    is_finite = arith.cmpf(arith.CmpFPredicate.OLT, math.absf(value), infinity)
-    rest, parts = value, []
-    for _ in range(count - 1):
-        upper = arith.andi(arith.bitcast(i32, rest), _splat(i32, -(1 << 16)))
-        part = arith.bitcast(f32, upper)
-        parts.append(arith.truncf(bf16, part))
-        rest = arith.select(is_finite, arith.subf(rest, part), value)
-    return [*parts, arith.truncf(bf16, rest)]
-
-
-def _splat(vector_type: ir.Type, value: float) -> ir.Value:
-    element = ir.VectorType(vector_type).element_type
-    kind = ir.FloatAttr if isinstance(element, ir.F32Type) else ir.IntegerAttr
-    attribute = kind.get(element, value)
-    return arith.constant(vector_type, ir.DenseElementsAttr.get_splat(vector_type, attribute))
+    return [arith.truncf(bf16, part) for part in split_f32(value, count)]
 
 
 @dataclass(frozen=True)

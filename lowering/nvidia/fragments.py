@@ -5,6 +5,9 @@
 A *fragment* is what a lane holds of 8 rows and one block of 32 K: four registers of 16-bit pairs,
 or two of four fp8 each where the instruction takes fp8. Two fragments (rows g and g + 8) make an A
 operand, one makes a B operand.
+
+A fragment of f32 has these registers three times: those of three bf16 that add up to each element,
+the smallest first, since their products are added in that order.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Final
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
+from block32.lowering.common.bf16_parts import PARTS, split_f32
 from block32.lowering.common.index import Index
 from block32.lowering.nvidia import instructions as ptx
 from block32.lowering.nvidia.atoms import (
@@ -156,8 +160,10 @@ class FragmentReader:
                 return [_decode_e2m1_pair(raw[0], p, self.pair_type) for p in range(4)]
             case 8:
                 return self._decode_fp8(raw)
-            case _:
+            case 16:
                 return _pick_halves(raw, self.order)
+            case _:
+                return _split_f32(raw, self.order)
 
     def _decode_fp8(self, raw: list[ir.Value]) -> Fragment:
         if self.order.pairs[0] != (0, 1):
@@ -232,6 +238,19 @@ def _pick_halves(raw: list[ir.Value], order: LaneOrder) -> Fragment:
     return fragment
 
 
+def _split_f32(raw: list[ir.Value], order: LaneOrder) -> Fragment:
+    """Eight f32 in memory order as the pairs of ``order``, by part."""
+    elements = [
+        [arith.bitcast(ptx.i32(), part) for part in split_f32(value, PARTS["f32"])]
+        for value in (arith.bitcast(ptx.f32(), register) for register in raw)
+    ]
+    return [
+        _permute_bytes(elements[first][part], elements[second][part], 0x7632)
+        for part in reversed(range(PARTS["f32"]))
+        for first, second in order.pairs
+    ]
+
+
 def multiply(
     atom: MmaAtom,
     rows: tuple[Fragment, Fragment],
@@ -241,15 +260,17 @@ def multiply(
     """The 16 x 8 sums of products over one block of 32 K, four f32 a lane.
 
     ``rows`` are the fragments of rows g and g + 8 of A. ``types`` are the PTX types of A and B.
+    Where one operand has several parts, the other is multiplied with each.
     """
     sums = [ptx.f32_value(0.0)] * 4
     text = (
         f"mma.sync.aligned.m16n8k{atom.k}.row.col.f32.{types[0]}.{types[1]}.f32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     )
-    for step in range(0, len(columns), 2):
-        a = [rows[0][step], rows[1][step], rows[0][step + 1], rows[1][step + 1]]
-        b = columns[step : step + 2]
+    for step in range(0, max(len(rows[0]), len(columns)), 2):
+        of_a, of_b = step % len(rows[0]), step % len(columns)
+        a = [rows[half][of_a + i] for i in range(2) for half in range(2)]
+        b = columns[of_b : of_b + 2]
         sums = ptx.inline_ptx(
             text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [*a, *b, *sums], [ptx.f32()] * 4
         )

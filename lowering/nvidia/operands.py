@@ -29,8 +29,11 @@ def warp_atom(problem: ScaledMatmul, chip: Chip) -> MmaAtom:
 
 
 def pair_type(problem: ScaledMatmul) -> str:
-    """The 16-bit type of both operands: f16 holds every fp8 and fp4 value exactly."""
-    return "bf16" if problem.lhs == "bf16" else "f16"
+    """The 16-bit type of both operands: f16 holds every fp8 and fp4 value exactly, as bf16 does.
+
+    An f32 is a sum of bf16; f16 have not its range.
+    """
+    return "bf16" if problem.lhs in ("bf16", "f32") else "f16"
 
 
 def tile_row_bytes(element: str, block_k: int) -> int:

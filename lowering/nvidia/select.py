@@ -92,8 +92,8 @@ def unsupported(problem: ScaledMatmul) -> str | None:
     lhs_bits = ELEMENT_BITS[problem.lhs]
     if problem.lhs_scaled and lhs_bits != 8:
         return f"no kernel for a scaled activation of {problem.lhs}, only of fp8"
-    if not problem.lhs_scaled and lhs_bits != 16:
-        return f"no kernel for an unscaled activation of {problem.lhs}, only of bf16 and f16"
+    if not problem.lhs_scaled and lhs_bits < 16:
+        return f"no kernel for an unscaled activation of {problem.lhs}, only of bf16, f16 and f32"
     if ELEMENT_BITS[problem.rhs] > 8:
         return f"no kernel for a weight of {problem.rhs}"
     return None
@@ -138,6 +138,8 @@ def _ungrouped_tiers(problem: ScaledMatmul, chip: Chip, exact: bool) -> tuple[Ke
     uses_wgmma = chip.has_wgmma and not exact and problem.lhs_scaled
     uses_wgmma = uses_wgmma and ELEMENT_BITS[problem.rhs] == 8
     tiers.append(dataclasses.replace(_tiled_tier(problem, chip, 64, 64, 4), max_m=64))
+    if problem.lhs == "f32":
+        tiers.append(dataclasses.replace(_small_tile_tier(problem, chip), max_m=256))
     if uses_wgmma:
         split = _wgmma_tier(problem, chip, is_split=True)
         if split.splits > 1:
@@ -154,12 +156,15 @@ def _stream_tier(problem: ScaledMatmul, chip: Chip, rows: int) -> KernelTier:
     Few workgroups get many warps, and only where they leave the chip half empty is K split over
     workgroups too: counting arrivals costs a fill and a round trip through device memory.
     """
-    workgroups = ceil_div(problem.n, 32)
-    warps = 8 if workgroups <= chip.multiprocessors else 4
+    # An f32 x of many rows is larger than w: fewer warps have room for it, more columns share it.
+    is_large = problem.lhs == "f32" and rows > 8
+    columns = 64 if is_large and rows > 16 and problem.n > 32 * chip.multiprocessors else 32
+    workgroups = ceil_div(problem.n, columns)
+    warps = 8 if workgroups <= chip.multiprocessors and not is_large else 4
     steps = ceil_div(problem.k, 128)
     splits = max(1, min(chip.multiprocessors // workgroups, steps // (2 * warps), 8))
     tier = KernelTier(
-        "stream", max_m=rows, tile=(rows, 32, 128), warps=warps, stages=4, splits=splits
+        "stream", max_m=rows, tile=(rows, columns, 128), warps=warps, stages=4, splits=splits
     )
     if workgroups > chip.multiprocessors:
         tier = _fit_twice(problem, tier, chip)
@@ -184,12 +189,24 @@ def _tiled_tier(
 ) -> KernelTier:
     """The form on ``mma.sync``; split where one tile of rows leaves the chip empty."""
     # A step of one block of K leaves room for two workgroups of the large tile.
-    is_narrow = block_m > 64 and ELEMENT_BITS[problem.rhs] == 8 and problem.lhs_scaled
+    is_f32 = problem.lhs == "f32"
+    is_narrow = block_m > 64 and ELEMENT_BITS[problem.rhs] == 8 and (problem.lhs_scaled or is_f32)
     block_k, stages = (32, 6) if is_narrow else (64, 4)
     tile = (block_m, block_n, block_k)
     tier = KernelTier("tiled", tile=tile, warps=warps, stages=stages, order="m")
     if block_m <= 64:
-        tier = dataclasses.replace(tier, splits=_splits(problem, chip, block_n, 64, 1))
+        # Two workgroups a multiprocessor share out the three products of f32, and a second launch
+        # adds, for these rows alone: counters would cost fewer rows a fifth of their time.
+        splits = _splits(problem, chip, block_n, 64, 1, resident=2 if is_f32 else 1)
+        reduce = "second_launch" if is_f32 and splits > 1 else "in_launch"
+        tier = dataclasses.replace(tier, splits=splits, reduce=reduce)
+    return _fit(problem, tier, chip)
+
+
+def _small_tile_tier(problem: ScaledMatmul, chip: Chip) -> KernelTier:
+    """For a few hundred rows of f32: the three products want more workgroups than large tiles."""
+    block_k = 64 if ELEMENT_BITS[problem.rhs] == 4 else 32
+    tier = KernelTier("tiled", tile=(64, 64, block_k), warps=4, stages=6, order="m")
     return _fit(problem, tier, chip)
 
 
@@ -203,15 +220,19 @@ def _wgmma_tier(problem: ScaledMatmul, chip: Chip, is_split: bool) -> KernelTier
     return _fit(problem, tier, chip)
 
 
-def _splits(problem: ScaledMatmul, chip: Chip, block_n: int, block_k: int, tiles_m: int) -> int:
-    """Ranges of K that fill the chip once, each of at least 8 steps; 1 where few would do.
+def _splits(
+    problem: ScaledMatmul, chip: Chip, block_n: int, block_k: int, tiles_m: int, resident: int = 1
+) -> int:
+    """Ranges of K that fill the chip, each of at least 8 steps; 1 where few would do.
+
+    The chip is full with ``resident`` workgroups on each multiprocessor.
 
     A tier that splits makes the calls of all tiers clear its counters, which takes about 3 us on an
     H200: more than two or three ranges win (`benchmarks/cuda.py`).
     """
     tiles = ceil_div(problem.n, block_n) * tiles_m
     steps = ceil_div(problem.k, block_k)
-    splits = min(chip.multiprocessors // tiles, steps // 8, 8)
+    splits = min(chip.multiprocessors * resident // tiles, steps // 8, 8)
     return splits if splits > 3 else 1
 
 
@@ -277,8 +298,8 @@ def _faults(problem: ScaledMatmul, tier: KernelTier, chip: Chip, exact: bool) ->
 def _stream_faults(problem: ScaledMatmul, tier: KernelTier) -> Iterator[str]:
     assert tier.tile is not None
     block_m, block_n, block_k = tier.tile
-    if tier.quantize == "fused" and problem.lhs == "f32" and block_k > 128:
-        yield f"expected a K step of 128 to quantise f32 in the kernel but got {block_k}"
+    if tier.quantize != "separate" and problem.lhs == "f32" and block_k > 128:
+        yield f"expected a K step of 128 for an f32 activation but got {block_k}"
     if block_m % 8 or block_m > 64:
         yield f"expected a tile of 8 to 64 rows, a multiple of 8, but got {block_m}"
     if block_n not in (16, 32, 64):

@@ -4,8 +4,8 @@
 
 A warpgroup multiplies 64 rows of x straight out of shared memory. The hardware adds the products of
 fp8 operands with fewer bits than f32 has; here each sum spans one block of 32 K and is added to an
-f32 accumulator by ordinary arithmetic, so the shortness does not grow with K. Its relative error is
-about 1e-4 of a block's sum (measured on an H200), against 1e-7 of the other forms. A caller who
+f32 accumulator by ordinary arithmetic, so the shortness does not grow with K. Its error is about
+1e-4 of |x| |w| (measured on an H200; docs/nvidia.md), against 1e-7 of the other forms. A caller who
 asks for f32 accumulation does not get this form.
 """
 

@@ -13,6 +13,7 @@ import pytest
 from iree import runtime
 from iree.compiler import ir
 
+import block32
 from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
@@ -20,15 +21,15 @@ from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
 from block32.runtime import reference
 from block32.tools.iree_compile import run_iree_compile
-from tests.grouped import compare, grouped, viewed
+from tests.grouped import DTYPES, compare, grouped, program, viewed
 from tests.grouped import operands as grouped_operands
 from tests.lowering.nvidia.kernels import STREAM
 from tests.numbers import random_operands
 
 PROBLEM = ScaledMatmul(None, 160, 1152)
 
-#: Error over |x| |w|: f32 sums, and those of wgmma.
-TOLERANCES = {"sm_89": 2e-6, "sm_90a-f32": 2e-6, "sm_90a": 3e-4}
+#: Error over |x| |w|: f32 sums, and those of wgmma for codes of all magnitudes in one block.
+TOLERANCES = {"sm_89": 2e-6, "sm_90a-f32": 2e-6, "sm_90a": 1e-3}
 
 
 @cache
@@ -101,6 +102,49 @@ def test_an_x_that_is_quantised_on_the_card(target: str):
         _, w, _, w_scale = operands.arrays()
         want = before["main"](*operands.arrays()).to_host()
         assert late["main"](x, w, w_scale).to_host().tobytes() == want.tobytes()
+
+
+@needs_card
+@pytest.mark.parametrize("lhs", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+def test_an_x_without_scales_on_the_card(target: str, lhs: str):
+    """Every tier multiplies x as it is: even f32 loses no more than f32 sums do."""
+    problem = replace(PROBLEM, lhs=lhs, lhs_scaled=False)
+    module, _ = load(target, problem=problem)
+    for m in (1, 8, 17, 33, 65, 130):
+        check_without_scales(module, problem, m)
+    _, w, _, w_scale = random_operands(PROBLEM, 0).arrays()
+    empty = np.zeros((0, problem.k), DTYPES[lhs])
+    assert tuple(module["main"](empty, w, w_scale).shape) == (0, problem.n)
+    check_without_scales(module, problem, 3)
+
+
+def check_without_scales(module: Any, problem: ScaledMatmul, m: int) -> None:
+    operands = random_operands(PROBLEM, m)
+    _, w, _, w_scale = operands.arrays()
+    x = np.random.default_rng(m).standard_normal((m, problem.k)).astype(DTYPES[problem.lhs])
+    y = module["main"](x, w, w_scale).to_host()
+    wide_x = x.astype(np.float64)
+    wide_w = reference.dequantize(operands.rhs, operands.rhs_scale, problem.rhs_block)
+    error = np.abs(y - wide_x @ wide_w.T) / (np.abs(wide_x) @ np.abs(wide_w).T)
+    assert np.max(error) < TOLERANCES["sm_89"], f"M = {m}"
+
+
+@needs_card
+@pytest.mark.parametrize("lhs", ["f8E4M3FN", "f32"])
+def test_a_matmul_left_to_iree_on_the_card(lhs: str):
+    problem = replace(PROBLEM, lhs=lhs, lhs_scaled=lhs != "f32")
+    flags = target_named("sm_89").compile_flags()
+    vmfb = block32.compile(program(problem), target="portable", flags=flags)
+    card = runtime.Config("cuda")
+    module = runtime.load_vm_module(runtime.VmModule.copy_buffer(card.vm_instance, vmfb), card)
+    if lhs == "f32":
+        check_without_scales(module, problem, 5)
+        return
+    operands = random_operands(problem, 5)
+    y = module["main"](*operands.arrays()).to_host()
+    magnitude = replace(operands, lhs=operands.lhs & 0x7F, rhs=operands.rhs & 0x7F).expected()
+    assert np.max(np.abs(y - operands.expected()) / magnitude) < TOLERANCES["sm_89"]
 
 
 @needs_card

@@ -47,11 +47,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compile_remarks(folder: Path, target: str) -> list[str]:
+def compile_remarks(folder: Path, target: str, activations: str = "mxfp8") -> list[str]:
     """Quantise the model of a folder and compile it; what the compile says of each matmul."""
     command = ["quantize", f"{folder}/model.mlir", f"--params={folder}/model.irpa", "--quiet"]
     command += [f"--output-params={folder}/mx.irpa", "-o", f"{folder}/mx.mlir"]
-    assert block32_main([*command, "--activations=mxfp8"]) == 0
+    assert block32_main([*command, f"--activations={activations}"]) == 0
     remarks: list[str] = []
     block32.compile(
         folder / "mx.mlir", target=target, on_remark=lambda remark: remarks.append(remark.message)
@@ -78,3 +78,12 @@ def test_encoder(encoder: Path, target: str):
     assert all(f": {target} " in remark for remark in remarks), remarks
     assert sum("with bias, gelu" in remark for remark in remarks) == 2
     assert sum("with bias, residual" in remark for remark in remarks) == 4
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+def test_activations_that_are_not_quantised(decoder: Path, encoder: Path, target: str):
+    """The models' f32 meets the weights as it is."""
+    for folder, count in ((decoder, 16), (encoder, 12)):
+        remarks = compile_remarks(folder, target, "none")
+        assert len(remarks) == count
+        assert all(f"_f32_e4m3_32x32_f32: {target} " in remark for remark in remarks), remarks

@@ -161,21 +161,88 @@ def test_blocks_of_far_apart_scales_are_scaled_one_by_one():
     assert np.max(np.abs(y - want)) <= TOLERANCE * np.max(np.abs(want))
 
 
+X_TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+
+
+def check_unquantised(
+    problem: ScaledMatmul, target: str, tier: KernelTier, x: npt.NDArray[Any]
+) -> None:
+    """Multiply an x without scales by random weights, and compare with float64."""
+    operands = random_operands(problem, len(x))
+    arrays = {"lhs": x, "rhs": operands.rhs, "rhs_scale": operands.rhs_scale}
+    element = "e2m1" if problem.rhs == "f4E2M1FN" else "e4m3"
+    w = reference.dequantize(operands.rhs, operands.rhs_scale, problem.rhs_block, element)
+    w = w[:, : problem.k]
+    y = run_kernels(problem, target, tier, arrays, len(x))
+    wide = x.astype(np.float64)
+    assert_close(y, wide @ w.T, np.abs(wide) @ np.abs(w).T, problem.result)
+
+
 @pytest.mark.parametrize("rhs", ["f8E4M3FN", "f4E2M1FN"])
-@pytest.mark.parametrize("lhs", ["bf16", "f16"])
+@pytest.mark.parametrize("lhs", X_TYPES)
 @pytest.mark.parametrize("tier", [STREAM, TILED], ids=["stream", "tiled"])
 def test_unquantised_activations(lhs: str, rhs: str, tier: KernelTier):
     problem = replace(PROBLEM, lhs=lhs, lhs_scaled=False, rhs=rhs, k=136)
-    arrays, _, _ = scaled_operands(replace(PROBLEM, rhs=rhs, k=136), 9)
-    dtype = ml_dtypes.bfloat16 if lhs == "bf16" else np.float16
-    x = np.random.default_rng(3).standard_normal((9, 136)).astype(dtype)
-    element = "e4m3" if rhs == "f8E4M3FN" else "e2m1"
-    w = reference.dequantize(arrays["rhs"], arrays["rhs_scale"], (32, 32), element)
-    w = w[:, :136]
-    operands = {"lhs": x, "rhs": arrays["rhs"], "rhs_scale": arrays["rhs_scale"]}
-    y = run_kernels(problem, "sm_90a", tier, operands, 9)
-    wide = x.astype(np.float64)
-    assert_close(y, wide @ w.T, np.abs(wide) @ np.abs(w).T, "f32")
+    x = np.random.default_rng(3).standard_normal((9, 136)).astype(X_TYPES[lhs])
+    check_unquantised(problem, "sm_90a", tier, x)
+
+
+F32 = replace(PROBLEM, lhs="f32", lhs_scaled=False)
+
+F32_CASES = {
+    "stream, two tiles of rows, 1x32": (
+        replace(F32, rhs_block=(1, 32), n=33),
+        "sm_90a",
+        replace(STREAM, tile=(16, 16, 128)),
+        19,
+    ),
+    "stream, odd K": (replace(F32, n=33, k=77), "sm_90a", STREAM, 3),
+    "stream, split": (replace(F32, k=640), "sm_89", replace(STREAM, splits=3), 5),
+    "tiled, 1x32, bf16": (
+        replace(F32, rhs_block=(1, 32), n=66, result="bf16"),
+        "sm_90a",
+        TILED,
+        65,
+    ),
+    "tiled, one block a step, odd K": (replace(F32, n=72, k=77), "sm_89", WIDE, 130),
+    "tiled, split, fp4": (
+        replace(F32, rhs="f4E2M1FN", k=640),
+        "sm_90a",
+        replace(TILED, splits=2, reduce="second_launch"),
+        17,
+    ),
+    "known M": (replace(F32, m=3), "sm_90a", STREAM, 3),
+}
+
+
+@pytest.mark.parametrize("case", F32_CASES)
+def test_an_f32_activation_keeps_all_of_its_bits(case: str):
+    """Bits that one bf16 has not, and those that two have not, are in every element."""
+    problem, target, tier, m = F32_CASES[case]
+    x = np.random.default_rng(3).standard_normal((m, problem.k)).astype(np.float32)
+    check_unquantised(problem, target, tier, x)
+
+
+@pytest.mark.parametrize("tier", [STREAM, TILED], ids=["stream", "tiled"])
+def test_f32_values_that_are_not_ordinary(tier: KernelTier):
+    """Products without sums, so that each value comes back as it was."""
+    values = np.array(
+        [np.inf, -np.inf, np.nan, 0, 1 + 2.0**-23, -(2 - 2.0**-23), 3.4e38, 1.1e-38, 2.0**-149],
+        np.float32,
+    )
+    # A NaN that the upper half does not show.
+    values = np.append(values, np.array([0x7F80_0001], np.uint32).view(np.float32))
+    x = np.zeros((len(values), 32), np.float32)
+    x[:, 5] = values
+    w = np.full((32, 32), 0x38, np.uint8)  # 1.0
+    scales = np.full((1, 1), 127, np.uint8)
+    problem = replace(F32, n=32, k=32)
+    y = run_kernels(problem, "sm_90a", tier, {"lhs": x, "rhs": w, "rhs_scale": scales}, len(values))
+    want = np.repeat(values[:, None], 32, axis=1)
+    # Below 2^-110 the last part is no normal bf16.
+    np.testing.assert_allclose(y, want, rtol=0, atol=2.0**-133)
+    ordinary = np.abs(values) > 1e-30
+    np.testing.assert_array_equal(y[ordinary], want[ordinary])
 
 
 @pytest.mark.parametrize("tier", [STREAM, TILED], ids=["stream", "tiled"])

@@ -31,7 +31,8 @@ def test_every_m_has_a_kernel_that_breaks_no_limit(target: str, n: int, k: int):
     for rhs in ("f8E4M3FN", "f4E2M1FN"):
         for block in ((1, 32), (32, 32)):
             problem = ScaledMatmul(None, n, k, rhs=rhs, rhs_block=block)
-            for lhs in (problem, replace(problem, lhs="bf16", lhs_scaled=False)):
+            unscaled = (replace(problem, lhs=x, lhs_scaled=False) for x in ("bf16", "f32"))
+            for lhs in (problem, *unscaled):
                 tiers = chosen(lhs, target)
                 limits = [tier.max_m for tier in tiers]
                 assert limits[-1] is None
@@ -81,7 +82,7 @@ def test_the_table_is_made_of_kernels_that_fit():
     ("changes", "words"),
     [
         ({"lhs": "f4E2M1FN"}, "scaled activation of f4E2M1FN"),
-        ({"lhs": "f32", "lhs_scaled": False}, "unscaled activation of f32"),
+        ({"lhs_scaled": False}, "unscaled activation of f8E4M3FN"),
         ({"rhs": "bf16"}, "weight of bf16"),
     ],
 )
@@ -148,12 +149,16 @@ def test_an_x_that_is_quantised_on_the_way_changes_no_sum(target: str, lhs: str)
             assert target_named(target).verify(problem, tier, DeviceFacts()) is None
 
 
-def test_an_x_quantised_in_the_kernel_has_to_fit_a_row_of_chunks():
-    problem = replace(PROBLEM, lhs="f32", lhs_scaled=False, lhs_quantize="rceil")
+def test_an_f32_in_the_kernel_has_to_fit_a_row_of_chunks():
+    quantized = replace(PROBLEM, lhs="f32", lhs_scaled=False, lhs_quantize="rceil")
     tier = replace(STREAM, tile=(8, 16, 256), quantize="fused")
-    assert "K step of 128 to quantise f32" in (
-        select.verify(problem, tier, SM_90A, exact=False) or ""
-    )
+    words = "K step of 128 for an f32 activation"
+    assert words in (select.verify(quantized, tier, SM_90A, exact=False) or "")
+    as_it_is = replace(quantized, lhs_quantize="")
+    none = replace(tier, quantize="none")
+    assert words in (select.verify(as_it_is, none, SM_90A, exact=False) or "")
+    before = replace(tier, quantize="separate")
+    assert select.verify(quantized, before, SM_90A, exact=False) is None
 
 
 def test_an_epilogue_changes_no_choice():
