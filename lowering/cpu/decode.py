@@ -81,9 +81,7 @@ class Decoder:
         data = self.load_bytes(buffer, row, k, count, width)
         if self.k_per_byte == 1:
             return data
-        low = arith.andi(data, ops.splat(15, data.type))
-        high = arith.shrui(data, ops.splat(4, data.type))
-        codes = vector.interleave(low, high)
+        codes = vector.interleave(*_nibbles(data))
         if count % 2 == 0:
             return codes
         # The high half of the last byte is padding.
@@ -141,9 +139,7 @@ class Decoder:
         if not self._stays_packed:
             return self.operands(data, raw)
         if self._bytes is not None:
-            low = arith.andi(data, ops.splat(15, data.type))
-            high = arith.shrui(data, ops.splat(4, data.type))
-            return [operand for codes in (low, high) for operand in self.operands(codes)]
+            return [operand for codes in _nibbles(data) for operand in self.operands(codes)]
         pairs = self._look_up_words(ops.bitcast(data, ops.i16()))
         if self.isa.dot == "bf16":
             return pairs
@@ -218,12 +214,18 @@ class Decoder:
         """Decode a chunk of two rows of w: each operand holds a word of the one, then of the other.
 
         The codes are put side by side, which is cheaper than to move what becomes of them.
+
+        Args:
+            upper: What ``load_chunk`` gave for the one row.
+            lower: The same for the other.
         """
-        word, size = self.isa.word, ops.length(upper)
+        size = ops.length(upper)
+        word = self.isa.word * size // self.isa.chunk
         order = [
             at + i + row for at in range(0, size, word) for row in (0, size) for i in range(word)
         ]
-        return self.operands(ops.shuffle(upper, lower, order))
+        data = ops.shuffle(upper, lower, order)
+        return self.operands(vector.interleave(*_nibbles(data)) if self._stays_packed else data)
 
     def _split(self, operand: ir.Value) -> list[ir.Value]:
         """A register of bf16 pairs as two of f32; see ``_look_up_halves``."""
@@ -347,6 +349,12 @@ class Decoder:
         sign = arith.andi(words, ops.splat(small.sign_mask, type_))
         sign = arith.shli(sign, ops.splat(32 - small.bits, type_))
         return ops.bitcast(arith.ori(bits, sign), ops.f32())
+
+
+def _nibbles(data: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The low and the high halves of bytes: of two packed codes, the first and the second."""
+    low = arith.andi(data, ops.splat(15, data.type))
+    return low, arith.shrui(data, ops.splat(4, data.type))
 
 
 def split_pairs(operand: ir.Value, mantissa_bits: int = 7) -> list[ir.Value]:

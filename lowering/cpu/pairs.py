@@ -116,11 +116,9 @@ class _Pairs:
 
     def _decode(self, rows: list[Index], chunk: Index, count: int) -> list[ir.Value]:
         """A chunk of two rows of w: operands of four elements of each, in the order of K."""
-        size = self.isa.chunk
-        codes = [
-            self.decoder.load_codes(self.weights, row, chunk * size, count, size) for row in rows
-        ]
-        return self.decoder.paired(*codes)
+        k = chunk * self.isa.chunk
+        data = [self.decoder.load_chunk(self.weights, row, k, count) for row in rows]
+        return self.decoder.paired(*data)
 
     def _scale(self, weight_row: Index, chunk: Index) -> ir.Value:
         return ops.load_scalar(self.scales, [weight_row // self.problem.rhs_block[0], chunk])

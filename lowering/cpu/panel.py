@@ -115,8 +115,16 @@ class Panel:
         self, rows: list[Index], at: Index, first_chunk: Index, local_chunk: Index
     ) -> None:
         """A chunk, which is one block, of two rows of w."""
-        isa = self._isa
-        upper, lower = self._load_square(rows, first_chunk + local_chunk, 0, isa.chunk)
+        isa, chunk = self._isa, first_chunk + local_chunk
+
+        def load(row: Index) -> ir.Value:
+            def load_some(count: int) -> ir.Value:
+                return self._decoder.load_chunk(self._weights, row, chunk * isa.chunk, count)
+
+            width = self._decoder.chunk_bytes
+            return operands.whole_or_short(self._problem.k, isa.chunk, chunk, width, load_some)
+
+        upper, lower = (load(row) for row in rows)
         factors = ops.load(self._block_factors, [local_chunk, at], 2)
         # Two 32-bit lanes of an operand hold the four elements of a row.
         factors = ops.shuffle(factors, factors, (0, 0, 1, 1))
