@@ -6,6 +6,7 @@
     python benchmarks/cpu.py 8x7168x2048 --cpu=haswell # one shape, with AVX2 kernels
     python benchmarks/cpu.py --without="stock scaled"  # without the slowest
     python benchmarks/cpu.py --pages=small             # operands on pages of 4 KiB
+    python benchmarks/cpu.py --threads=1               # everybody on one core, without waking any
     python benchmarks/cpu.py --plot=roofline.png       # and a roofline (needs the extra ``plot``)
 
 Everything is compiled first. Then the contenders take turns, each round in another order, so that
@@ -28,9 +29,10 @@ Contenders:
 - ``stock f32``: IREE's own f32 matmul of the same shape.
 - ``numpy f32``: ``x @ w.T`` in f32.
 - ``torch bf16``: ``torch.nn.functional.linear`` with a weight that is bf16 already, if installed.
-- ``read``: a f32 matrix-vector product in NumPy, on all cores, that reads as many bytes as w has at
-  a byte a weight: the bandwidth.
+- ``read``: a f32 matrix-vector product in NumPy that reads as many bytes as w has at a byte a
+  weight: the bandwidth.
 - ``read module``: sums of as many bytes, compiled by IREE: the bandwidth with what a call costs.
+- ``call``: our kernels for one row and 32 columns: what a call of a compiled module costs.
 
 At the end, what was aimed at stands beside what was reached (``GOALS``, ``NARROW_GOALS``).
 """
@@ -44,6 +46,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,9 @@ READ = "read"
 READ_MODULE = "read module"
 READERS = (READ, READ_MODULE)
 BYTES_PER_WEIGHT |= dict.fromkeys(READERS, 1)
+CALL, CALL_COLUMNS = "call", 32
+#: Those who multiply nothing, or not the whole matrix.
+NO_MATMUL = (*READERS, CALL)
 TABLE_WIDTH = 100
 #: Timed calls of a turn.
 CALLS = 5
@@ -81,6 +87,7 @@ SLOW_ROUNDS = 3
 PAUSE, IDLE_SHARE = 0.003, 0.1
 #: Threads that still spin after this many seconds are waited for no longer.
 MOST_PAUSES_SECONDS = 1.0
+THREADS = "OPENBLAS_NUM_THREADS"
 #: What makes the C library's and NumPy's large buffers ask for a kind of pages.
 PAGE_SETTINGS = {
     "huge": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "NUMPY_MADVISE_HUGEPAGE": "1"},
@@ -237,13 +244,15 @@ def iree_contender(name: str, vmfb: bytes, arrays: list[np.ndarray]) -> Contende
 
     It is called below IREE's Python wrapper of functions, which takes 0.04 ms a call.
     """
-    config = runtime.Config("local-task")
+    config = runtime.Config("local-sync" if thread_count() == 1 else "local-task")
     module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
     context = runtime.VmContext(config.vm_instance, modules=[*config.default_vm_modules, module])
     function = module.lookup_function("main")
+    assert function is not None
     operands = runtime.VmVariantList(len(arrays))
     for array in arrays:
-        operands.push_ref(runtime.asdevicearray(config.device, array)._buffer_view)
+        view: Any = runtime.asdevicearray(config.device, array)._buffer_view
+        operands.push_ref(view)
 
     def run() -> None:
         context.invoke(function, operands, runtime.VmVariantList(1))
@@ -270,6 +279,9 @@ def contenders(shape: Shape, flags: tuple[str, ...], without: list[str]) -> list
     found.append(Contender("numpy f32", lambda: x @ w.T))
     found += torch_contender(x, w)
     found += readers(n, max(k // 4, 1), flags)
+    call = ScaledMatmul(1, min(n, CALL_COLUMNS), k)
+    operands = our_operands(call, x[:1], w[:CALL_COLUMNS])
+    found.append(iree_contender(CALL, our_module(call, flags), operands))
     return [contender for contender in found if contender.name not in without]
 
 
@@ -320,13 +332,13 @@ def torch_contender(x: np.ndarray, w: np.ndarray) -> list[Contender]:
         import torch  # type: ignore[import-not-found]
     except ImportError:
         return []
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(thread_count())
     x16, w16 = (torch.from_numpy(array).to(torch.bfloat16) for array in (x, w))
     return [Contender("torch bf16", lambda: torch.nn.functional.linear(x16, w16))]
 
 
 def give_way() -> None:
-    """Put a worker thread of IREE on each core, and never take its core from it.
+    """Put a worker thread of IREE on each core, and never take a core from one.
 
     IREE 3.13 wakes the calling thread before its last worker is done, and the caller then spins
     until it is. Where Linux lets the caller have that worker's core, both stand still until the end
@@ -350,7 +362,11 @@ def thread_seconds() -> float:
     threads = Path("/proc/self/task")
     if not threads.exists():
         return time.process_time()
-    return sum(time.clock_gettime(~int(task.name) << 3 | 6) for task in threads.iterdir())
+    total = 0.0
+    for task in threads.iterdir():
+        with suppress(OSError):  # a thread that has ended meanwhile
+            total += time.clock_gettime(~int(task.name) << 3 | 6)
+    return total
 
 
 def settle() -> None:
@@ -387,7 +403,7 @@ def table(shape: Shape, group: list[Contender]) -> Table:
     for contender in group:
         median, cpu = contender.median, statistics.median(contender.cpu_seconds)
         moved = n * k * BYTES_PER_WEIGHT.get(contender.name, 4)
-        flops = "" if contender.name in READERS else f"{2 * m * n * k / median / 1e9:.1f}"
+        flops = "" if contender.name in NO_MATMUL else f"{2 * m * n * k / median / 1e9:.1f}"
         result.add_row(
             contender.name,
             f"{median * 1e3:.3f}",
@@ -396,7 +412,7 @@ def table(shape: Shape, group: list[Contender]) -> Table:
             f"{cpu * 1e3:.3f}",
             f"{cpu / our_cpu:.2f}",
             flops,
-            f"{moved / median / 1e9:.1f}",
+            "" if contender.name == CALL else f"{moved / median / 1e9:.1f}",
         )
     return result
 
@@ -436,6 +452,8 @@ def draw_roofline(results: dict[Shape, list[Contender]], path: Path) -> None:
             if contender.name in READERS:
                 bandwidth = max(bandwidth, n * k / contender.median / 1e9)
                 continue
+            if contender.name == CALL:
+                continue
             if contender.name == "numpy f32":
                 compute = max(compute, rate)
             width = BYTES_PER_WEIGHT.get(contender.name, 4)
@@ -462,9 +480,14 @@ def parse_shape(text: str) -> Shape:
     return m, n, k
 
 
-def start_with_pages(kind: str) -> None:
-    """Start this program anew, unless it runs with the settings for a kind of pages already."""
-    settings = PAGE_SETTINGS[kind]
+def thread_count() -> int:
+    """Threads that each contender may use; NumPy reads the same setting."""
+    return int(os.environ.get(THREADS) or os.cpu_count() or 1)
+
+
+def start_with(pages: str, threads: int) -> None:
+    """Start this program anew, unless it runs with the settings for these already."""
+    settings = PAGE_SETTINGS[pages] | {THREADS: str(threads)}
     if any(os.environ.get(name) != value for name, value in settings.items()):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)
 
@@ -479,9 +502,14 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help=names)
     pages = "the pages that all operands are on (default: huge)"
     parser.add_argument("--pages", choices=sorted(PAGE_SETTINGS), default="huge", help=pages)
+    threads = "1, or as many as there are cores (default)"
+    all_cores = os.cpu_count() or 1
+    parser.add_argument(
+        "--threads", type=int, choices=(1, all_cores), default=all_cores, help=threads
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a roofline")
     options = parser.parse_args()
-    start_with_pages(options.pages)
+    start_with(options.pages, options.threads)
     give_way()
     flags = (*CpuTarget().compile_flags()[:-1], f"--iree-llvmcpu-target-cpu={options.cpu}")
     console = Console()
