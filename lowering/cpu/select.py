@@ -25,8 +25,6 @@ TARGET_NAME = "cpu"
 WORKGROUPS = 32
 #: Products that make a workgroup worth while: some 20 us, where starting one takes less than 1.
 _LEAST_PRODUCTS = 1 << 18
-#: Columns that a matrix kernel keeps: those of one row of scales.
-_LEAST_MATRIX_COLUMNS = 32
 #: Rows that a tiled workgroup keeps: decoding a panel costs about as much as multiplying 15.
 _LEAST_TILED_ROWS = 96
 
@@ -138,8 +136,13 @@ def _exactly(tier: KernelTier, m: int, grouping: Grouping | None) -> KernelTier:
 
 
 def _with_workgroups(tier: KernelTier, problem: ScaledMatmul) -> KernelTier:
-    """The tier for an N that gives few workgroups: fewer columns or rows each, then ranges of K."""
+    """The tier for an N that gives few workgroups: fewer columns or rows each, then ranges of K.
+
+    Matrix kernels keep theirs: what they decode of w has to serve many rows.
+    """
     assert tier.tile is not None
+    if instruction_set(tier.isa).tiles:
+        return tier
     rows, columns, depth = tier.tile
     least = _least_columns(tier)
     products = rows * columns * problem.k
@@ -164,8 +167,6 @@ def _with_workgroups(tier: KernelTier, problem: ScaledMatmul) -> KernelTier:
 def _least_columns(tier: KernelTier) -> int:
     """The fewest columns of a workgroup that its kernel is written for."""
     assert tier.mma is not None
-    if instruction_set(tier.isa).tiles:
-        return _LEAST_MATRIX_COLUMNS
     if tier.form == "tiled":
         return COLUMNS
     return GROUP if pack.packs_rows(tier) else tier.mma[1]
