@@ -305,13 +305,39 @@ class Decoder:
 
         The conversion from f16 honours subnormals whatever the processor's flush mode is.
         """
-        small = self.small
+        return ops.convert(arith.extf, self._halves_in_order(codes), ops.f32())
+
+    def _halves_in_order(self, codes: ir.Value) -> ir.Value:
         words = ops.convert(arith.extui, codes, ops.i16())
+        words = arith.shli(words, ops.splat(16 - self.small.bits, words.type))
+        return self._as_halves(words)
+
+    def halves(self, codes: ir.Value) -> list[ir.Value]:
+        """The f16 of a chunk of 32 codes, in registers and an order that ``halves_at`` tells."""
+        if self.isa.lanes == 16:
+            return [self._halves_in_order(codes)]
+        # Interleaving with zeros puts a code on top of a word in one instruction.
+        nothing, found = ops.splat(0, codes.type), []
+        for half in (0, 1):
+            picked = [16 * lane + 8 * half + i for lane in (0, 1) for i in range(8)]
+            mask = [i for k in picked for i in (0, ops.length(codes) + k)]
+            words = ops.bitcast(ops.shuffle(nothing, codes, mask), ops.i16())
+            if self.small.bits < 8:
+                words = arith.shli(words, ops.splat(8 - self.small.bits, words.type))
+            found.append(self._as_halves(words))
+        return found
+
+    def halves_at(self) -> tuple[int, ...]:
+        """Where the operands of a chunk begin in what ``halves`` gives, in the order of K."""
+        return (0, 16) if self.isa.lanes == 16 else (0, 16, 8, 24)
+
+    def _as_halves(self, words: ir.Value) -> ir.Value:
+        """f16 from words that have a code in their top bits; the other bias remains."""
+        small = self.small
         type_ = words.type
-        # The code goes to the top of the word, and its exponent down to where an f16's ends: the
-        # sign stays on top, and its copies are masked away.
+        # The exponent goes down to where an f16's ends: the sign stays on top, and its copies are
+        # masked away.
         exponent_bits = small.bits - 1 - small.mantissa_bits
-        words = arith.shli(words, ops.splat(16 - small.bits, type_))
         if exponent_bits < 5:
             words = arith.shrsi(words, ops.splat(5 - exponent_bits, type_))
             fields = 0x8000 | small.magnitude_mask << (10 - small.mantissa_bits)
@@ -322,7 +348,7 @@ class Decoder:
             unit = ops.splat(1 << (10 - small.mantissa_bits), type_)
             top = arith.andi(arith.addi(words, unit), ops.splat(0x4000, type_))
             words = arith.ori(words, top)
-        return ops.convert(arith.extf, ops.bitcast(words, ir.F16Type.get()), ops.f32())
+        return ops.bitcast(words, ir.F16Type.get())
 
     def _widen_by_integers(self, codes: ir.Value) -> ir.Value:
         """Rebias the fields as integers; subnormals by one exact f32 subtraction."""

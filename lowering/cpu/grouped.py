@@ -28,6 +28,7 @@ from block32.lowering.common.index import (
     ceil_div,
     maximum,
     minimum,
+    round_up,
 )
 from block32.lowering.common.quantize_launch import CODES, SCALES
 from block32.lowering.cpu import gemm, ops, pack, quantize, tiled
@@ -220,8 +221,11 @@ def buffer_elements(problem: ScaledMatmul, tier: KernelTier, name: str, m: Index
 
 
 def _one_slab(tier: KernelTier) -> KernelTier:
-    """A tier that packs a single slab: a stream kernel packs all of its rows."""
-    return replace(tier, tile=(1, *_tile(tier)[1:])) if tier.form == "stream" else tier
+    """A tier that packs a single slab; one row of it for a stream kernel, which packs all."""
+    if tier.form != "stream":
+        return tier
+    assert tier.mma is not None
+    return replace(tier, tile=(1, *_tile(tier)[1:]), mma=(1, *tier.mma[1:]))
 
 
 def emit_pack(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
@@ -231,17 +235,19 @@ def emit_pack(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) ->
     number: Index = slab // rows if tier.form == "stream" else slab
     part = find_part(kernel, number, rows, rows_of_slab(tier))
     buffers = _Buffers(problem, tier)
-    with ops.when(part.exists):
-        first_row, present = part.first_row, part.rows
-        if tier.form == "stream":
-            # Rows past the part's last are packed as copies of it.
-            first_row, present = first_row + minimum(slab % rows, present - 1), 1
+    first_slab, place, exists = slab, 0, part.exists
+    if tier.form == "stream":
+        assert tier.mma is not None
+        first_slab, place = number * rows, slab % rows
+        is_read = ops.is_below(place, round_up(part.rows, tier.mma[0]))
+        exists = arith.andi(exists, is_read)
+    with ops.when(exists):
         view = KernelView(
             kernel,
             one_matmul(problem),
-            present,
-            workgroup=(_index(0),),
-            starts=buffers.activation(first_row) | buffers.packed(slab),
+            part.rows,
+            workgroup=(_index(place),),
+            starts=buffers.activation(part.first_row) | buffers.packed(first_slab),
         )
         emit = quantize.emit_quantizing_pack if problem.lhs_quantize else pack.emit_pack
         emit(one_matmul(problem), tier, view)

@@ -35,6 +35,8 @@ class InstructionSet:
         rescale: How a sum is multiplied by 2^e for any e: ``scalef``, or ``two_factors`` of 2^e/2.
         masked_bytes: Loads of bytes take a mask.
         byte_products: An instruction adds four products of bytes to each 32-bit lane.
+        widens_from_memory: A conversion from f16 costs less from memory than from a register (see
+            ``staging.py``).
         tiles: An instruction multiplies tiles of bf16 pairs (see ``amx.py``).
         mmla: An instruction adds products of 2x4 and 4x2 bf16 to 2x2 f32 (``bfmmla``).
     """
@@ -50,6 +52,7 @@ class InstructionSet:
     rescale: str
     masked_bytes: bool
     byte_products: bool = False
+    widens_from_memory: bool = False
     tiles: bool = False
     mmla: bool = False
     dot_intrinsic: str = ""
@@ -127,6 +130,7 @@ _AVX2 = replace(
     lanes=8,
     fused=True,
     widen="f16",
+    widens_from_memory=True,
 )
 _AVX512 = replace(
     _AVX2,
@@ -142,6 +146,7 @@ _AVX512_VBMI = replace(
     name="avx512_vbmi",
     features=_AVX512.features | {"avx512vbmi", "avx512vnni"},
     widen="table",
+    widens_from_memory=False,
     byte_products=True,
 )
 _AVX512_BF16 = replace(

@@ -4,7 +4,8 @@
 
 Layouts share one buffer, one for each kernel:
 
-- *rows* (stream): ``[row][K]`` operands, and ``[row][chunk][lane]`` exponents;
+- *rows* (stream): ``[slab][chunk][row in slab][K of the chunk]`` operands, so that a slab is read
+  from end to end, and ``[row][chunk][lane]`` exponents;
 - *slabs* (tiled): ``[slab][K / word][row in slab]`` words, so that one row's word is a broadcast
   load, and ``[slab][block][row in slab]`` scale bytes;
 - *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, and
@@ -24,7 +25,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, IndexValue, minimum, round_up
+from block32.lowering.common.index import Index, IndexValue, as_integer, minimum, round_up
 from block32.lowering.common.weight_layout import PLAIN
 from block32.lowering.cpu import decode, digits, operands, ops
 from block32.lowering.cpu.decode import Decoder
@@ -45,18 +46,22 @@ TILE = 16
 _TILE_K = 32
 
 
-def row_values(kernel: KernelContext, isa: InstructionSet, rows: int) -> ir.Value:
-    """The packed values as rows."""
+def row_values(kernel: KernelContext, tier: KernelTier) -> ir.Value:
+    """The packed values for the stream kernel, ``memref<slabs x chunks x rows x K of a chunk>``."""
+    assert tier.mma is not None
+    isa = instruction_set(tier.isa)
     element = "bf16" if isa.dot == "bf16" else "f32"
-    padded = operands.padded_k(kernel.problem, isa)
-    return kernel.memref(VALUES, f"memref<{rows}x{padded}x{element}>")
+    slabs = stream_rows(tier) // tier.mma[0]
+    chunks = operands.padded_k(kernel.problem, isa) // isa.chunk
+    return kernel.memref(VALUES, f"memref<{slabs}x{chunks}x{tier.mma[0]}x{isa.chunk}x{element}>")
 
 
-def row_exponents(kernel: KernelContext, isa: InstructionSet, rows: int) -> ir.Value:
+def row_exponents(kernel: KernelContext, tier: KernelTier) -> ir.Value:
     """The exponents as rows of chunks."""
+    isa = instruction_set(tier.isa)
     chunks = operands.padded_k(kernel.problem, isa) // isa.chunk
     element = Exponents(isa).type_text
-    return kernel.memref(EXPONENTS, f"memref<{rows}x{chunks}x{isa.lanes}x{element}>")
+    return kernel.memref(EXPONENTS, f"memref<{stream_rows(tier)}x{chunks}x{isa.lanes}x{element}>")
 
 
 def slab_values(kernel: KernelContext, isa: InstructionSet, rows: int, slabs: Index) -> ir.Value:
@@ -130,9 +135,15 @@ def flags_size(tier: KernelTier, m: Index) -> Index:
 
 
 def _padded_rows(tier: KernelTier, m: Index) -> Index:
-    """Rows that are packed: all of the stream kernel's, or whole slabs."""
+    """Rows that are packed: whole slabs. Of rows there is room for all that a tier may serve."""
+    assert tier.mma is not None
+    return stream_rows(tier) if packs_rows(tier) else round_up(m, tier.mma[0])
+
+
+def stream_rows(tier: KernelTier) -> int:
+    """The rows of whole slabs that a kernel with lanes along K may serve."""
     assert tier.tile is not None and tier.mma is not None
-    return tier.tile[0] if packs_rows(tier) else round_up(m, tier.mma[0])
+    return as_integer(round_up(tier.tile[0], tier.mma[0]))
 
 
 class ActivationReader:
@@ -229,9 +240,10 @@ class _RowPacker(_Packer):
 
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
         super().__init__(problem, tier, kernel)
-        assert tier.tile is not None
-        self.values = row_values(kernel, self.isa, tier.tile[0])
-        self.packed_exponents = row_exponents(kernel, self.isa, tier.tile[0])
+        assert tier.mma is not None
+        self.rows = tier.mma[0]
+        self.values = row_values(kernel, tier)
+        self.packed_exponents = row_exponents(kernel, tier)
 
     def emit(self) -> None:
         """The walk along the row."""
@@ -245,7 +257,6 @@ class _RowPacker(_Packer):
         operands.for_chunks(self.problem.k, self.isa.chunk, [], pack_chunk)
 
     def _pack_chunk(self, row: Index, is_folded: ir.Value, chunk: Index, count: int) -> None:
-        k = chunk * self.isa.chunk
         values = self.in_operand_order(row, is_folded, chunk, count)
         exponents = ops.broadcast(self.exponents.zero(), self.isa.lanes)
         if self.scales is not None:
@@ -253,7 +264,8 @@ class _RowPacker(_Packer):
             left = self.exponents.from_bytes(self.remaining_scale(scales, is_folded))
             exponents = operands.spread_blocks(self.isa, left)
         for i, value in enumerate(values):
-            ops.store(value, self.values, [self.part, k + i * ops.length(value)])
+            position = [self.part // self.rows, chunk, self.part % self.rows, i * ops.length(value)]
+            ops.store(value, self.values, position)
         ops.store(exponents, self.packed_exponents, [self.part, chunk, 0])
 
 
@@ -262,9 +274,8 @@ class _DigitPacker(_Packer):
 
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
         super().__init__(problem, tier, kernel)
-        assert tier.tile is not None
-        self.values = digits.values(kernel, VALUES, tier.tile[0])
-        self.packed_scales = digits.scales(kernel, EXPONENTS, tier.tile[0])
+        self.values = digits.values(kernel, VALUES, stream_rows(tier))
+        self.packed_scales = digits.scales(kernel, EXPONENTS, stream_rows(tier))
         self.tables = digits.DigitTables(problem.lhs)
         self.unit = digits.unit_exponent(problem.lhs)
 

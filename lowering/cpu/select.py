@@ -13,11 +13,20 @@ from typing import Any
 
 from block32.dialects.kernel import KernelConfig, KernelTier
 from block32.lowering.common.weight_layout import LAYOUTS, WeightLayout
+from block32.lowering.cpu import pack, split_k
 from block32.lowering.cpu.isa import instruction_set
-from block32.lowering.problem import ELEMENT_BITS, Grouping, ScaledMatmul
+from block32.lowering.cpu.panel import COLUMNS
+from block32.lowering.cpu.store import GROUP
+from block32.lowering.problem import ELEMENT_BITS, Grouping, ScaledMatmul, ceil_div
 from block32.lowering.target import DeviceFacts, LayoutTiers, Selection
 
 TARGET_NAME = "cpu"
+#: Workgroups that a matmul is cut into where its size allows: the machine's threads are not known.
+WORKGROUPS = 32
+#: Products that make a workgroup worth while: some 20 us, where starting one takes less than 1.
+_LEAST_PRODUCTS = 1 << 18
+#: Rows that a tiled workgroup keeps: decoding a panel costs about as much as multiplying 15.
+_LEAST_TILED_ROWS = 96
 
 
 @dataclass(frozen=True)
@@ -102,10 +111,10 @@ def _tiers_for(problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> tuple[Ke
         tiers = tuple(dataclasses.replace(tier, quantize="fused") for tier in tiers)
     if problem.grouping:
         tiers = tuple(_for_groups(tier, problem.grouping) for tier in tiers)
-    if problem.m is None:
-        return tiers
-    tier = KernelConfig(TARGET_NAME, tiers).tier_for(problem.m)
-    return (_exactly(tier, problem.m, problem.grouping),)
+    if problem.m is not None:
+        tier = KernelConfig(TARGET_NAME, tiers).tier_for(problem.m)
+        tiers = (_exactly(tier, problem.m, problem.grouping),)
+    return tuple(_with_workgroups(tier, problem) for tier in tiers)
 
 
 def _for_groups(tier: KernelTier, grouping: Grouping) -> KernelTier:
@@ -116,10 +125,48 @@ def _for_groups(tier: KernelTier, grouping: Grouping) -> KernelTier:
 
 
 def _exactly(tier: KernelTier, m: int, grouping: Grouping | None) -> KernelTier:
-    """The tier for one M: a stream kernel holds that many rows and no more."""
+    """The tier for one M: a stream kernel has slabs of equal size for that many rows."""
     tier = dataclasses.replace(tier, max_m=None)
     assert tier.tile is not None and tier.mma is not None
     if tier.form != "stream" or grouping:
         return tier
-    rows = max(m, 1)
-    return dataclasses.replace(tier, tile=(rows, *tier.tile[1:]), mma=(rows, *tier.mma[1:]))
+    m = max(m, 1)
+    rows = ceil_div(m, ceil_div(m, tier.mma[0]))
+    return dataclasses.replace(tier, tile=(m, *tier.tile[1:]), mma=(rows, *tier.mma[1:]))
+
+
+def _with_workgroups(tier: KernelTier, problem: ScaledMatmul) -> KernelTier:
+    """The tier for an N that gives few workgroups: fewer columns or rows each, then ranges of K.
+
+    Matrix kernels keep theirs: what they decode of w has to serve many rows.
+    """
+    assert tier.tile is not None
+    if instruction_set(tier.isa).tiles:
+        return tier
+    rows, columns, depth = tier.tile
+    least = _least_columns(tier)
+    products = rows * columns * problem.k
+    while ceil_div(problem.n, columns) < WORKGROUPS and columns > least:
+        if products < 2 * _LEAST_PRODUCTS:
+            break
+        columns, products = columns // 2, products // 2
+    workgroups = ceil_div(problem.n, columns)
+    if tier.form == "tiled":
+        while workgroups < WORKGROUPS and rows >= 2 * _LEAST_TILED_ROWS:
+            rows, workgroups = rows // 2, workgroups * 2
+    tier = dataclasses.replace(tier, tile=(rows, columns, depth))
+    if not pack.packs_rows(tier) or problem.grouping:
+        return tier
+    splits = min(WORKGROUPS // workgroups, products // _LEAST_PRODUCTS)
+    if splits < 2:
+        return tier
+    splits = split_k.partition(problem, dataclasses.replace(tier, splits=splits)).count
+    return dataclasses.replace(tier, splits=splits, reduce="second_launch") if splits > 1 else tier
+
+
+def _least_columns(tier: KernelTier) -> int:
+    """The fewest columns of a workgroup that its kernel is written for."""
+    assert tier.mma is not None
+    if tier.form == "tiled":
+        return COLUMNS
+    return GROUP if pack.packs_rows(tier) else tier.mma[1]

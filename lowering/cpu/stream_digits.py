@@ -23,12 +23,12 @@ def emit_stream_digits(problem: ScaledMatmul, tier: KernelTier, kernel: KernelCo
 class _DigitStream(Stream):
     """The stream kernel with chunks of 128 K and sums of integers."""
 
-    def bind_x(self) -> None:
+    def bind_x(self, tier: KernelTier) -> None:
         """Bind the packed digits; sums of integers are scaled, however many rows there are."""
-        self.chunk = digits.CHUNK
         self.scales_weights = False
-        self.x = digits.values(self.kernel, pack.VALUES, self.rows)
-        self.x_scales = digits.scales(self.kernel, pack.EXPONENTS, self.rows)
+        rows = pack.stream_rows(tier)
+        self.x = digits.values(self.kernel, pack.VALUES, rows)
+        self.x_scales = digits.scales(self.kernel, pack.EXPONENTS, rows)
         self._table = digits.weight_table()
 
     def decode(self, weight_row: Index, k: Index, count: int, raw: bool) -> list[ir.Value]:
@@ -39,24 +39,24 @@ class _DigitStream(Stream):
         permute = "llvm.x86.avx512.permvar.qi.512"
         return [ops.intrinsic(permute, data.type, [self._table, codes]) for codes in (data, odd)]
 
-    def chunk_sums(self, weights: list[ir.Value], row: int, chunk: Index) -> ir.Value:
+    def chunk_sums(self, weights: list[ir.Value], slab: Index, row: int, chunk: Index) -> ir.Value:
         """Sums of integers, as f32."""
         *x_digits, correction = [
-            self._register(row, chunk, register) for register in range(digits.REGISTERS)
+            self._register(slab, row, chunk, register) for register in range(digits.REGISTERS)
         ]
         sums = digits.dot(weights, [ops.bitcast(digit, ops.i8()) for digit in x_digits])
         return ops.convert(arith.sitofp, arith.addi(sums, correction), ops.f32())
 
-    def _register(self, row: int, chunk: Index, register: int) -> ir.Value:
-        return ops.load(self.x, [row, chunk, register, 0], digits.LANES, 64)
+    def _register(self, slab: Index, row: int, chunk: Index, register: int) -> ir.Value:
+        return ops.load(self.x, [slab * self.rows + row, chunk, register, 0], digits.LANES, 64)
 
-    def sum_factors(self, factors: ir.Value, row: int, chunk: Index) -> ir.Value:
+    def sum_factors(self, factors: ir.Value, slab: Index, row: int, chunk: Index) -> ir.Value:
         """The scales of w with those of x, which digits cannot take up."""
-        return arith.mulf(factors, self._x_scales(row, chunk, digits.FACTORS))
+        return arith.mulf(factors, self._x_scales(slab, row, chunk, digits.FACTORS))
 
-    def load_x_exponents(self, row: int, chunk: Index) -> ir.Value:
+    def load_x_exponents(self, slab: Index, row: int, chunk: Index) -> ir.Value:
         """The exponents of a row of x for a chunk, with that of the integers' unit."""
-        return self._x_scales(row, chunk, digits.EXPONENTS)
+        return self._x_scales(slab, row, chunk, digits.EXPONENTS)
 
-    def _x_scales(self, row: int, chunk: Index, kind: int) -> ir.Value:
-        return ops.load(self.x_scales, [row, chunk, kind, 0], digits.LANES, 64)
+    def _x_scales(self, slab: Index, row: int, chunk: Index, kind: int) -> ir.Value:
+        return ops.load(self.x_scales, [slab * self.rows + row, chunk, kind, 0], digits.LANES, 64)

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, maximum, minimum
+from block32.lowering.common.index import Index, maximum, minimum, round_up
 from block32.lowering.common.quantize_launch import CODES, SCALES
 from block32.lowering.common.weight_layout import PLAIN, ROW_MULTIPLE
-from block32.lowering.cpu import amx, grouped, matrix, pack, quantize, tiled
+from block32.lowering.cpu import amx, grouped, matrix, pack, quantize, split_k, stream, tiled
 from block32.lowering.cpu.gemm import emit_gemm
 from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS
@@ -33,12 +33,11 @@ from block32.lowering.target import (
 
 PACK = "pack"
 GEMM = "gemm"
+REDUCE = "reduce"
 
 #: Fields of a tier that no kernel here reads, with the one value that each may have.
 _NOT_USED: Final = {
     "k_pack": 1,
-    "splits": 1,
-    "reduce": "in_launch",
     "warps": 1,
     "order": "n",
     "waves_per_eu": 0,
@@ -88,6 +87,9 @@ class CpuTarget(Target):
                 return f"expected {name} {only!r} but got {getattr(tier, name)!r}"
         if tier.tile is None or tier.mma is None:
             return "expected both tile and mma"
+        refused_split = split_k.verify(problem, tier)
+        if refused_split:
+            return refused_split
         if tier.weight_layout != PLAIN:
             reason = _layout_mismatch(problem, tier, isa)
             if reason:
@@ -95,47 +97,56 @@ class CpuTarget(Target):
         return _verify_tile(problem, tier, isa)
 
     def plan(self, problem: ScaledMatmul, tiers: tuple[KernelTier, ...]) -> KernelPlan:
-        """The activation is packed by a first launch, then multiplied."""
+        """The activation is packed by a first launch, then multiplied; a last one adds splits."""
         lhs = ("lhs", "lhs_scale") if problem.lhs_scaled else ("lhs",)
         groups = ("offsets", "expert_ids") if problem.grouping else ()
         packed = (pack.VALUES, pack.EXPONENTS, pack.FOLDED)
         quantized = (CODES, SCALES) if problem.lhs_quantize else ()
-        users = [
+        panels = [
             tier
             for tier in tiers
             if tier.form == "tiled"
             and not tiled.decodes_in_registers(tier)
             and not instruction_set(tier.isa).tiles
         ]
-        scratch = (tiled.PANEL, tiled.ACCUMULATORS) if users else ()
-        elements = {CODES: "i8", SCALES: "i8", pack.EXPONENTS: "i8", tiled.ACCUMULATORS: "f32"}
+        split = [tier for tier in tiers if tier.splits > 1]
+        scratch = {tiled.PANEL: panels, tiled.ACCUMULATORS: panels, split_k.SLOTS: split}
+        scratch = {name: users for name, users in scratch.items() if users}
+        elements = {CODES: "i8", SCALES: "i8", pack.EXPONENTS: "i8"}
+        elements |= {tiled.ACCUMULATORS: "f32", split_k.SLOTS: "f32"}
         buffers = {
             name: _buffer(elements.get(name, "i32"), tiers, partial(_elements, problem, name))
             for name in (*packed, *quantized)
         }
         buffers |= {
             name: _buffer(elements.get(name, "i32"), users, partial(_elements, problem, name))
-            for name in scratch
+            for name, users in scratch.items()
         }
         reads = (*packed, "rhs", "rhs_scale", *groups, *problem.epilogue.operand_names())
         updates, result = ((RESULT,), ()) if problem.grouping else ((), (RESULT,))
         gemm = Launch(GEMM, reads=reads, updates=updates, writes=(*result, *scratch))
         pack_reads = (*lhs, "offsets") if problem.grouping else lhs
         first = Launch(PACK, reads=pack_reads, writes=(*packed, *quantized))
-        return KernelPlan((first, gemm), buffers)
+        if split_k.SLOTS not in scratch:
+            return KernelPlan((first, gemm), buffers)
+        reduce_reads = (split_k.SLOTS, *problem.epilogue.operand_names())
+        last = Launch(REDUCE, reads=reduce_reads, updates=(RESULT,), writes=())
+        return KernelPlan((first, gemm, last), buffers)
 
     def workgroups(
         self, problem: ScaledMatmul, tier: KernelTier, launch: Launch, m: Index
     ) -> tuple[Index, Index, Index]:
-        """Packing: one a row or slab. Multiplying: columns in x, rows in y."""
-        assert tier.tile is not None
+        """Packing: one a row or slab. Multiplying: columns in x, rows or ranges of K in y."""
+        assert tier.mma is not None
         if problem.grouping:
             return grouped.workgroups(problem, tier, launch.name == PACK, m)
-        any_row = _at_most_one(m)
+        any_row = minimum(m, 1)
+        if launch.name == REDUCE:
+            return split_k.workgroups(problem, tier, any_row), 1, 1
         if tier.form == "stream":
             if launch.name == PACK:
-                return any_row * (tier.tile[0] if pack.packs_rows(tier) else 1), 1, 1
-            return any_row * tiled.column_workgroups(problem, tier), 1, 1
+                return round_up(m, tier.mma[0]) if pack.packs_rows(tier) else any_row, 1, 1
+            return any_row * tiled.column_workgroups(problem, tier), tier.splits, 1
         partition = tiled.Partition.of(tier, m)
         if launch.name == PACK:
             return partition.slabs, 1, 1
@@ -156,6 +167,9 @@ class CpuTarget(Target):
             quantize.emit_quantizing_pack(problem, tier, kernel)
         elif launch.name == PACK:
             pack.emit_pack(problem, tier, kernel)
+        elif launch.name == REDUCE:
+            if tier.splits > 1:
+                split_k.emit_reduce(tier, kernel)
         else:
             emit_gemm(problem, tier, kernel)
 
@@ -177,6 +191,7 @@ def _elements(problem: ScaledMatmul, name: str, tier: KernelTier, m: Index) -> I
         SCALES: lambda: quantize.scales_size(problem, tier, m),
         tiled.PANEL: lambda: tiled.panel_size(problem, tier, m),
         tiled.ACCUMULATORS: lambda: tiled.accumulators_size(problem, tier, m),
+        split_k.SLOTS: lambda: split_k.slots_size(problem, tier, m),
     }
     return sizes[name]()
 
@@ -193,13 +208,6 @@ def _buffer(
         return result
 
     return Buffer(element, largest)
-
-
-def _at_most_one(m: Index) -> Index:
-    """1, or 0 without any rows."""
-    if isinstance(m, int):
-        return min(m, 1)
-    return minimum(m, 1)
 
 
 def _layout_mismatch(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -> str | None:
@@ -222,19 +230,10 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
     """Check the sizes of a tier's tiles against the kernel's structure."""
     assert tier.tile is not None and tier.mma is not None
     rows, columns, depth = tier.tile
-    if problem.grouping and tier.form == "tiled" and rows % tier.mma[0]:
+    if problem.grouping and rows % tier.mma[0]:
         return f"expected tile[0] to be a multiple of mma[0] ({tier.mma[0]}) but got {rows}"
     if tier.form == "stream":
-        most = tier.max_m if tier.max_m is not None else problem.m
-        if not problem.grouping and (most is None or rows < most):
-            return f"a stream kernel holds all rows: expected tile[0] of at least {most or 'max_m'}"
-        if columns % GROUP:
-            return f"expected tile[1] to be a multiple of {GROUP} but got {columns}"
-        if tier.weight_layout != PLAIN:
-            return _verify_columns(tier)
-        if GROUP % tier.mma[1]:
-            return f"expected mma[1] to divide {GROUP} but got {tier.mma[1]}"
-        return None
+        return _verify_stream(problem, tier, isa)
     if isa.tiles:
         return _verify_matrix(tier, isa)
     if columns % COLUMNS:
@@ -248,6 +247,26 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
         return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
     if isa.mmla and tier.mma[0] % 2:
         return f"'{isa.name}' multiplies pairs of rows: expected mma[0] to be even"
+    return None
+
+
+def _verify_stream(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -> str | None:
+    """Check the sizes of a stream kernel's tiles."""
+    assert tier.tile is not None and tier.mma is not None
+    rows, columns, depth = tier.tile
+    most = tier.max_m if tier.max_m is not None else problem.m
+    if not problem.grouping and (most is None or rows < most):
+        return f"a stream kernel holds all rows: expected tile[0] of at least {most or 'max_m'}"
+    if columns % GROUP:
+        return f"expected tile[1] to be a multiple of {GROUP} but got {columns}"
+    if tier.weight_layout != PLAIN:
+        return _verify_columns(tier)
+    if depth % isa.chunk:
+        return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
+    if GROUP % tier.mma[1]:
+        return f"expected mma[1] to divide {GROUP} but got {tier.mma[1]}"
+    if tier.mma[0] > stream.most_slab_rows(isa):
+        return f"expected mma[0] of at most {stream.most_slab_rows(isa)} but got {tier.mma[0]}"
     return None
 
 

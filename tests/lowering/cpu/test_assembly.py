@@ -108,6 +108,23 @@ def test_a_stream_of_mxfp4_multiplies_bytes(profile: str, tmp_path: Path) -> Non
     assert not any(re.search(r"^v?mov\w+\s+%\w+, -?\d*\(%r[sb]p\)", line) for line in loop)
 
 
+@pytest.mark.parametrize(
+    ("profile", "m", "products"), [("avx2", 1, 10), ("avx2", 8, 32), ("avx512", 8, 32)]
+)
+def test_the_stream_loop_converts_from_memory(
+    profile: str, m: int, products: int, tmp_path: Path
+) -> None:
+    """Conversions take no shuffle, x is an operand of the products, and no register is spilled."""
+    text = assembly(ScaledMatmul(m, 256, 2048), PROCESSORS[profile], tmp_path)
+    loop = hot_loop(text, r"vcvtph2ps\s+-?\d*\(")
+    assert not any(re.match(r"vcvtph2ps\s+%|vextract|vinsert", line) for line in loop)
+    assert mnemonics(loop)["vfmadd231ps"] + mnemonics(loop)["vfmadd213ps"] == products
+    staged = [line for line in loop if re.match(r"vmov\w+\s+%[yz]mm\d+,.*\(%rsp,", line)]
+    stored = [line for line in loop if re.match(r"vmov\w+\s+%[yz]mm\d+,.*\(", line)]
+    assert stored == staged and 1 <= len(staged) <= 4, stored
+    assert len(loop) <= 90
+
+
 def test_a_stream_of_mxfp4_and_bf16_is_looked_up_in_one_step(tmp_path: Path) -> None:
     """64 codes: no unpacking to bytes; a spread, two shifts and two look-ups of words."""
     problem = ScaledMatmul(1, 256, 512, "bf16", "f4E2M1FN", lhs_scaled=False)

@@ -35,6 +35,7 @@ CASES = {
     "e5m2": (ScaledMatmul(2, 12, 640, E5M2, E5M2, ROW), (2,)),
     "fp4": (ScaledMatmul(None, 31, 42, rhs="f4E2M1FN"), (3, 16, 20)),
     "several_panels": (ScaledMatmul(50, 128, 1040), (50,)),
+    "parts_of_k_and_slabs": (ScaledMatmul(13, 40, 2120, result="bf16"), (13,)),
 }
 HOST_CASES = {
     "fp4_row_blocks": (ScaledMatmul(1, 5, 288, rhs="f4E2M1FN", rhs_block=ROW), (1,)),

@@ -20,7 +20,7 @@ from block32.runtime import reference
 from tests.lowering.cpu.support import ARM_PROCESSORS, X86_PROCESSORS, Processor
 
 TARGET = CpuTarget()
-DYNAMIC = ScaledMatmul(None, 256, 256)
+DYNAMIC = ScaledMatmul(None, 4096, 256)
 AVX2 = DeviceFacts(frozenset({"avx2", "fma", "f16c"}), "x86_64")
 
 
@@ -49,6 +49,13 @@ def test_no_bf16_products_for_activations_that_bf16_cannot_hold(lhs: str) -> Non
     for processor in X86_PROCESSORS + ARM_PROCESSORS:
         used = {tier.isa for tier in tiers(problem, processor.facts)}
         assert all(isa.dot == "f32" for isa in INSTRUCTION_SETS if isa.name in used)
+
+
+@pytest.mark.parametrize(("m", "rows"), [(8, 8), (9, 5), (16, 8), (17, 6), (32, 8)])
+def test_a_static_m_gets_slabs_of_equal_size(m: int, rows: int) -> None:
+    (tier,) = tiers(dataclasses.replace(DYNAMIC, m=m), AVX2)
+    assert tier.tile is not None and tier.mma is not None
+    assert (tier.form, tier.tile[0], tier.mma[0]) == ("stream", m, rows)
 
 
 def test_a_static_m_gets_one_tier() -> None:
@@ -81,7 +88,7 @@ IN_PIECES = KernelTier(
         (STREAM, {"isa": "mmx"}, "expected isa to be one of amx_bf16, avx512_bf16, "),
         (STREAM, {"isa": "avx512"}, "need cpu features that are off: avx512bw, avx512f, avx512vl"),
         (STREAM, {"weight_layout": "swizzled"}, "expected weight_layout 'plain'"),
-        (STREAM, {"splits": 4}, "expected splits 1 but got 4"),
+        (STREAM, {"k_pack": 2}, "expected k_pack 1 but got 2"),
         (
             STREAM,
             {"weight_layout": "n16k4"},
@@ -95,7 +102,9 @@ IN_PIECES = KernelTier(
         (STREAM, {"tile": (3, 128, 32)}, "a stream kernel holds all rows: expected tile[0]"),
         (STREAM, {"max_m": None}, "a stream kernel holds all rows"),
         (STREAM, {"tile": (4, 100, 32)}, "expected tile[1] to be a multiple of 16"),
+        (STREAM, {"tile": (4, 128, 100)}, "expected tile[2] to be a multiple of 32 but got 100"),
         (STREAM, {"mma": (4, 3, 32)}, "expected mma[1] to divide 16"),
+        (STREAM, {"mma": (25, 1, 32)}, "expected mma[0] of at most 24 but got 25"),
         (TILED, {"tile": (384, 100, 256)}, "expected tile[1] to be a multiple of 64"),
         (TILED, {"tile": (384, 128, 100)}, "expected tile[2] to be a multiple of 32"),
         (TILED, {"mma": (6, 24, 1)}, "expected mma[1] to be a multiple of 8 that divides 64"),
