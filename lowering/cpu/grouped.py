@@ -32,7 +32,6 @@ from block32.lowering.common.index import (
 )
 from block32.lowering.common.quantize_launch import CODES, SCALES
 from block32.lowering.cpu import gemm, ops, pack, quantize, tiled
-from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.store import GROUP, ResultStore
 from block32.lowering.kernel_context import KernelContext, KernelView, Start
 from block32.lowering.problem import ELEMENT_BITS, Grouping, ScaledMatmul
@@ -173,17 +172,13 @@ class _Buffers:
         """The result from a row on."""
         return {RESULT: Start(first_row, self.problem.n * ELEMENT_BITS[self.problem.result] // 8)}
 
-    def scratch(self, part: Index, first_slab: Index) -> dict[str, Start]:
-        """The panel of a part, and the accumulators of its slabs, where these are buffers."""
-        if self.tier.form == "stream" or instruction_set(self.tier.isa).tiles:
+    def accumulators(self, first_slab: Index) -> dict[str, Start]:
+        """The accumulators of a part's slabs, for kernels that have a buffer of them."""
+        if self.tier.form == "stream":
             return {}
         problem, rows = one_matmul(self.problem), rows_of_slab(self.tier)
-        panel = as_integer(tiled.panel_size(problem, self.tier, rows))
         accumulators = as_integer(tiled.accumulators_size(problem, self.tier, rows))
-        return {
-            tiled.PANEL: Start(part, 4 * panel),
-            tiled.ACCUMULATORS: Start(first_slab, 4 * accumulators),
-        }
+        return {tiled.ACCUMULATORS: Start(first_slab, 4 * accumulators)}
 
 
 def _tile(tier: KernelTier) -> tuple[int, int, int]:
@@ -203,18 +198,17 @@ def workgroups(
 
 
 def buffer_elements(problem: ScaledMatmul, tier: KernelTier, name: str, m: Index) -> Index:
-    """Elements of a transient buffer: of all slabs, or of all parts, that there may be."""
+    """Elements of a transient buffer: of all slabs that there may be."""
     one = one_matmul(problem)
     rows = rows_of_slab(tier)
     slab = _one_slab(tier)
-    slabs, parts = most_slabs(problem, tier, m), most_parts(problem, tier, m)
+    slabs = most_slabs(problem, tier, m)
     sizes: dict[str, Callable[[], Index]] = {
         pack.VALUES: lambda: pack.values_size(one, slab, rows) * slabs,
         pack.EXPONENTS: lambda: pack.exponents_size(one, slab, rows) * slabs,
         pack.FOLDED: lambda: slabs,
         CODES: lambda: slabs * (rows * problem.k),
         SCALES: lambda: slabs * (rows * problem.k_blocks),
-        tiled.PANEL: lambda: tiled.panel_size(one, tier, rows) * parts,
         tiled.ACCUMULATORS: lambda: tiled.accumulators_size(one, tier, rows) * slabs,
     }
     return sizes[name]()
@@ -265,8 +259,7 @@ def emit_gemm(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) ->
     def view_of(expert: Index) -> KernelView:
         starts = buffers.result(part.first_row) | buffers.packed(first_slab)
         starts |= buffers.weight(expert)
-        # A part's panels are one for each workgroup along N.
-        starts |= buffers.scratch(number, first_slab)
+        starts |= buffers.accumulators(first_slab)
         workgroup = (column_workgroup, _index(0))
         return KernelView(kernel, one, part.rows, workgroup=workgroup, starts=starts)
 

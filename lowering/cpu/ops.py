@@ -222,6 +222,11 @@ def stack_buffer(type_text: str) -> ir.Value:
     return memref.alloca(ir.Type.parse(type_text), [], [], alignment=64)
 
 
+def view(raw: ir.Value, type_text: str) -> ir.Value:
+    """Bytes of scratch seen as another memref."""
+    return memref.view(ir.Type.parse(type_text), raw, as_value(0), [])
+
+
 def for_range(
     lower: Index, upper: Index, step: int, carried: Sequence[ir.Value], body: LoopBody
 ) -> list[ir.Value]:

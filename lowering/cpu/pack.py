@@ -7,7 +7,7 @@ Layouts share one buffer, one for each kernel:
 - *rows* (stream): ``[slab][chunk][row in slab][K of the chunk]`` operands, so that a slab is read
   from end to end, and ``[row][chunk][lane]`` exponents;
 - *slabs* (tiled): ``[slab][K / word][row in slab]`` words, so that one row's word is a broadcast
-  load, and ``[slab][block][row in slab]`` scale bytes;
+  load (see ``is_halved`` too), and ``[slab][block][row in slab]`` scale bytes;
 - *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, and
   scale bytes as for slabs. Inside of a chunk K is in the order of the stream kernel;
 - *digits* (stream with products of integers): see ``digits``.
@@ -31,7 +31,7 @@ from block32.lowering.cpu import decode, digits, operands, ops
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import Factors, power_of_two
 from block32.lowering.cpu.formats import SMALL_FLOATS
-from block32.lowering.cpu.isa import InstructionSet, instruction_set
+from block32.lowering.cpu.isa import BF16_EXACT, InstructionSet, instruction_set
 from block32.lowering.cpu.registers import transpose
 from block32.lowering.cpu.scales import ONE_BYTE, Exponents
 from block32.lowering.kernel_context import KernelContext
@@ -68,6 +68,52 @@ def slab_values(kernel: KernelContext, isa: InstructionSet, rows: int, slabs: In
     """The packed values as slabs of ``rows`` rows of words."""
     steps = operands.padded_k(kernel.problem, isa) // isa.word
     return kernel.memref(VALUES, f"memref<?x{steps}x{rows}x{isa.word_type}>", (slabs,))
+
+
+def is_halved(problem: ScaledMatmul, tier: KernelTier) -> bool:
+    """Whether slabs of f32 are packed as their upper halves, that is as bf16, which is exact.
+
+    Packed x is the largest buffer that a launch needs. The tiled kernel widens a part at a time.
+    """
+    lhs = problem.quantized().lhs if problem.lhs_quantize else problem.lhs
+    is_f32 = instruction_set(tier.isa).dot == "f32"
+    return tier.form == "tiled" and is_f32 and lhs in BF16_EXACT
+
+
+def slab_halves(kernel: KernelContext, isa: InstructionSet, rows: int, slabs: Index) -> ir.Value:
+    """The packed values as slabs of ``rows`` rows of upper halves, a slab as one row."""
+    size = operands.padded_k(kernel.problem, isa) * rows
+    return kernel.memref(VALUES, f"memref<?x{size}xi16>", (slabs,))
+
+
+class SlabPart:
+    """One slab over a part of K as f32 on the stack, from upper halves.
+
+    Attributes:
+        values: ``memref<1 x K x rows x f32>``.
+    """
+
+    def __init__(
+        self, kernel: KernelContext, isa: InstructionSet, rows: int, part_k: int, slabs: Index
+    ):
+        """Take the stack for ``rows`` rows of ``part_k`` elements; there are ``slabs`` slabs."""
+        self._lanes = isa.lanes
+        self._rows = rows
+        self._halves = slab_halves(kernel, isa, rows, slabs)
+        raw = ops.stack_buffer(f"memref<{part_k * rows * 4}xi8>")
+        self._flat = ops.view(raw, f"memref<{part_k * rows}xf32>")
+        self.values = ops.view(raw, f"memref<1x{part_k}x{rows}xf32>")
+
+    def fill(self, slab: Index, k: Index, depth: Index) -> None:
+        """Widen the elements ``k`` to ``k + depth`` of all rows of a slab."""
+
+        def widen(i: IndexValue) -> None:
+            halves = ops.load(self._halves, [slab, k * self._rows + i], self._lanes)
+            words = ops.convert(arith.extui, halves, ops.i32())
+            words = arith.shli(words, ops.splat(16, words.type))
+            ops.store(ops.bitcast(words, ops.f32()), self._flat, [i], 4 * self._lanes)
+
+        ops.repeat(0, depth * self._rows, self._lanes, widen)
 
 
 class TileLayout:
@@ -115,7 +161,8 @@ def values_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
     isa = instruction_set(tier.isa)
     if digits.serves(problem, tier):
         return _padded_rows(tier, m) * digits.values_size(problem)
-    return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // isa.pair)
+    per_word = 2 if is_halved(problem, tier) else isa.pair
+    return _padded_rows(tier, m) * (operands.padded_k(problem, isa) // per_word)
 
 
 def exponents_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
@@ -397,9 +444,15 @@ class _SlabPacker(_RowsPacker):
 
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
         super().__init__(problem, tier, kernel)
-        self.values = slab_values(kernel, self.isa, self.rows, kernel.workgroup_count())
+        slabs = kernel.workgroup_count()
+        self.is_halved = is_halved(problem, tier)
         self.steps = self.isa.chunk // self.isa.word
-        self.natural = ops.stack_buffer(f"memref<{self.rows}x{self.steps}x{self.isa.word_type}>")
+        element = "i16" if self.is_halved else self.isa.word_type
+        self.natural = ops.stack_buffer(f"memref<{self.rows}x{self.steps}x{element}>")
+        if self.is_halved:
+            self.values = slab_halves(kernel, self.isa, self.rows, slabs)
+        else:
+            self.values = slab_values(kernel, self.isa, self.rows, slabs)
 
     def emit(self) -> None:
         """The walk along K, then the exponents."""
@@ -427,11 +480,18 @@ class _SlabPacker(_RowsPacker):
                 scale = ops.load_scalar(self.scales, [row, block])
                 factor = self.factors.of(scale, is_folded)
                 value = self.factors.apply(value, ops.broadcast(factor, self.isa.lanes))
-            value = ops.bitcast(value, ir.Type.parse(self.isa.word_type))
+            if self.is_halved:
+                words = ops.bitcast(value, ops.i32())
+                upper = arith.shrui(words, ops.splat(16, words.type))
+                value = ops.convert(arith.trunci, upper, ops.i16())
+            else:
+                value = ops.bitcast(value, ir.Type.parse(self.isa.word_type))
             ops.store(value, self.natural, [r, i * self.isa.words])
 
     def _scatter(self, chunk: Index, step: Index) -> None:
         """One step of K of all rows, next to each other."""
         for r in range(self.rows):
             element = ops.load_scalar(self.natural, [r, step])
-            ops.store_scalar(element, self.values, [self.part, chunk * self.steps + step, r])
+            at = chunk * self.steps + step
+            position = [at * self.rows + r] if self.is_halved else [at, r]
+            ops.store_scalar(element, self.values, [self.part, *position])

@@ -36,24 +36,27 @@ class Panel:
         kernel: KernelContext,
         isa: InstructionSet,
         part_k: int,
-        workgroup: Index,
-        workgroups: Index,
         layout: WeightLayout | None = None,
     ):
-        """Bind the buffers; ``part_k`` elements of K are held at a time, of a w in ``layout``."""
+        """Take the stack for ``part_k`` elements of K, which are held at a time.
+
+        Args:
+            kernel: The launch.
+            isa: The instruction set.
+            part_k: A multiple of its chunk.
+            layout: That of w, where it was repacked.
+        """
         self._kernel = kernel
         self._problem = kernel.problem
         self._isa = isa
         self._part_k = part_k
-        self._workgroup = workgroup
         self._decoder = Decoder(isa, kernel.problem.rhs)
         self._exponents = Exponents(isa)
         self._layout = layout
         self._weights = operands.rhs_bytes(kernel, layout)
         self._scales = operands.rhs_scales(kernel)
-        self._buffer = kernel.memref(
-            "panel", f"memref<?x{part_k // isa.word}x{COLUMNS}x{isa.word_type}>", (workgroups,)
-        )
+        steps = part_k // isa.word
+        self._buffer = ops.stack_buffer(f"memref<{steps}x{COLUMNS}x{isa.word_type}>")
         blocks = -(-part_k // BLOCK_K)
         self._factors = Factors(isa, self._decoder.unit)
         self._block_exponents = ops.stack_buffer(
@@ -65,8 +68,8 @@ class Panel:
 
     def operand(self, step: Index, column: Index) -> ir.Value:
         """The operand of one K step for the columns from ``column`` of the panel."""
-        position = [self._workgroup, step, column]
-        return as_operand(self._isa, ops.load(self._buffer, position, self._isa.words, 64))
+        words = ops.load(self._buffer, [step, column], self._isa.words, 64)
+        return as_operand(self._isa, words)
 
     def block_exponents(self, block: Index, column: Index) -> ir.Value:
         """The exponents of a block of K for the columns from ``column`` of the panel."""
@@ -132,7 +135,7 @@ class Panel:
             value = self._factors.apply(operand, factors)
             value = ops.bitcast(value, ir.Type.parse(isa.word_type))
             step = local_chunk * (isa.chunk // isa.word) + word
-            ops.store(value, self._buffer, [self._workgroup, step, at], 64)
+            ops.store(value, self._buffer, [step, at], 64)
 
     def _turn_chunk(self, rows: list[Index], at: Index, chunk: Index, local_chunk: Index) -> None:
         """A chunk of 16 rows of w, transposed, decoded and stored.
@@ -140,6 +143,7 @@ class Panel:
         A square of 16 is transposed at a time. Where codes are looked up in tables, four bytes of
         a row move together as an i32, otherwise single bytes.
         """
+        self._fetch(rows, chunk)
         moved = 4 if self._isa.widen == "table" else 1
         for offset in range(0, self._isa.chunk, _TURNED * moved):
             codes = self._load_square(rows, chunk, offset, _TURNED * moved)
@@ -164,6 +168,16 @@ class Panel:
                 ahead = self._part_k // layout.row_bytes
                 ops.prefetch(self._weights, [minimum(first + i + ahead, last), 0])
             self._store_columns(codes, at, local_chunk, i * layout.row_bytes)
+
+    def _fetch(self, rows: list[Index], chunk: Index) -> None:
+        """Ask for the same chunk of the next panel.
+
+        A panel is short pieces of many rows, which processors do not fetch ahead by themselves.
+        """
+        column = (chunk * self._isa.chunk + self._part_k) // self._decoder.k_per_byte
+        column = minimum(column, self._problem.rhs_row_bytes - 1)
+        for row in rows:
+            ops.prefetch(self._weights, [row, column])
 
     def _load_square(
         self, rows: list[Index], chunk: Index, offset: int, width: int
@@ -200,7 +214,7 @@ class Panel:
             operand = self._factors.apply(operand, factors)
             if self._isa.dot == "bf16":
                 operand = ops.bitcast(operand, ops.i32())
-            ops.store(operand, self._buffer, [self._workgroup, step + i // vectors, position], 64)
+            ops.store(operand, self._buffer, [step + i // vectors, position], 64)
 
     def _existing_row(self, row: Index) -> Index:
         """The row, or the last one: columns past N are computed from it and never stored."""

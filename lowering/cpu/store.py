@@ -18,7 +18,11 @@ GROUP = 16
 
 
 class ResultStore:
-    """Stores rows of 16 columns of y."""
+    """Stores rows of 16 columns of y.
+
+    Attributes:
+        y: The result as a memref.
+    """
 
     def __init__(self, kernel: KernelContext):
         """Bind y and the epilogue's operands at the insertion point."""
@@ -27,7 +31,7 @@ class ResultStore:
         rows = "?" if problem.m is None else str(problem.m)
         sizes = (kernel.m,) if problem.m is None else ()
         epilogue = problem.epilogue
-        self._y = kernel.memref(RESULT, f"memref<{rows}x{problem.n}x{problem.result}>", sizes)
+        self.y = kernel.memref(RESULT, f"memref<{rows}x{problem.n}x{problem.result}>", sizes)
         types = {
             "row_scale": (f"memref<{rows}xf32>", sizes),
             "scale": ("memref<1xf32>", ()),
@@ -65,7 +69,7 @@ class ResultStore:
         values = apply_epilogue(values, self._problem.epilogue, accessors)
         if self._problem.result != "f32":
             values = ops.convert(arith.truncf, values, ir.Type.parse(self._problem.result))
-        ops.store_first(values, self._y, [row, column], count)
+        ops.store_first(values, self.y, [row, column], count)
 
     def _scalar(self, name: str, position: Index) -> ir.Value:
         return ops.broadcast(ops.load_scalar(self._operands[name], [position]), GROUP)

@@ -109,8 +109,9 @@ class CpuTarget(Target):
             and not tiled.decodes_in_registers(tier)
             and not instruction_set(tier.isa).tiles
         ]
+        resting = [] if tiled.sums_rest_in_result(problem) else panels
         split = [tier for tier in tiers if tier.splits > 1]
-        scratch = {tiled.PANEL: panels, tiled.ACCUMULATORS: panels, split_k.SLOTS: split}
+        scratch = {tiled.ACCUMULATORS: resting, split_k.SLOTS: split}
         scratch = {name: users for name, users in scratch.items() if users}
         elements = {CODES: "i8", SCALES: "i8", pack.EXPONENTS: "i8"}
         elements |= {tiled.ACCUMULATORS: "f32", split_k.SLOTS: "f32"}
@@ -189,7 +190,6 @@ def _elements(problem: ScaledMatmul, name: str, tier: KernelTier, m: Index) -> I
         pack.FOLDED: lambda: pack.flags_size(tier, m),
         CODES: lambda: quantize.codes_size(problem, tier, m),
         SCALES: lambda: quantize.scales_size(problem, tier, m),
-        tiled.PANEL: lambda: tiled.panel_size(problem, tier, m),
         tiled.ACCUMULATORS: lambda: tiled.accumulators_size(problem, tier, m),
         split_k.SLOTS: lambda: split_k.slots_size(problem, tier, m),
     }
@@ -245,6 +245,9 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
             return f"expected mma[1] to be an even divisor of {GROUP} but got {tier.mma[1]}"
     elif tier.mma[1] % isa.lanes or COLUMNS % tier.mma[1]:
         return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
+    elif tiled.stack_bytes(tier) > tiled.STACK:
+        needed = tiled.stack_bytes(tier)
+        return f"expected a panel of at most {tiled.STACK} bytes but tile[2] makes it {needed}"
     if isa.mmla and tier.mma[0] % 2:
         return f"'{isa.name}' multiplies pairs of rows: expected mma[0] to be even"
     return None

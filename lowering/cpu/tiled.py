@@ -3,8 +3,9 @@
 """The tiled kernel: many rows of x against panels of w that are decoded once.
 
 Lanes run along N. For 64 columns and a part of K the workgroup decodes w into a *panel* of operands
-``[K / pair][64]``, then multiplies every slab of x with it: a register tile of a few rows and
-columns whose accumulators live in a buffer between the parts of K.
+``[K / pair][64]`` on the stack, then multiplies every slab of x with it: a register tile of a few
+rows and columns. Between the parts of K its sums rest in y where this holds them as they are, and
+in a buffer otherwise.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from block32.lowering.cpu.registers import zero_accumulator
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.store import GROUP, ResultStore
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import BLOCK_K, ScaledMatmul
+from block32.lowering.problem import BLOCK_K, Epilogue, ScaledMatmul
 
 ACCUMULATORS = "accumulators"
-PANEL = "panel"
+#: Bytes of stack that a panel and what belongs to it may take; IREE allows 32 KiB in all.
+STACK = 28 * 1024
 #: K steps in the body of the innermost loop; chunks hold a multiple of it.
 _UNROLL = 4
 
@@ -92,11 +94,18 @@ def decodes_in_registers(tier: KernelTier) -> bool:
     return instruction_set(tier.isa).mmla and tier.tile[0] == tier.mma[0]
 
 
-def panel_size(problem: ScaledMatmul, tier: KernelTier, m: Index) -> Index:
-    """i32 or f32 elements of the panels of all workgroups."""
-    assert tier.tile is not None
-    steps = operands.panel_k(problem, tier) // instruction_set(tier.isa).pair
-    return Partition.of(tier, m).workgroups * column_workgroups(problem, tier) * (steps * COLUMNS)
+def sums_rest_in_result(problem: ScaledMatmul) -> bool:
+    """Whether y holds the sums between the parts of K: it is f32, and ends where a panel does."""
+    return problem.result == "f32" and problem.n % COLUMNS == 0
+
+
+def stack_bytes(tier: KernelTier) -> int:
+    """What a panel, its scales and a widened part of a slab take."""
+    assert tier.tile is not None and tier.mma is not None
+    isa, part_k = instruction_set(tier.isa), tier.tile[2]
+    scales = -(-part_k // BLOCK_K) * COLUMNS * 8
+    slab = part_k * tier.mma[0] * 4 if isa.dot == "f32" else 0
+    return part_k // isa.pair * COLUMNS * 4 + scales + slab
 
 
 def emit_tiled(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
@@ -123,18 +132,26 @@ class _Tiled:
         self.first_column = n_workgroup * self.columns
         self.first_slab = m_workgroup * self.partition.slabs_each
         self.first_accumulator = workgroup * self.partition.slabs_each
-        layout = LAYOUTS.get(tier.weight_layout)
-        self.panel = Panel(kernel, self.isa, self.part_k, workgroup, workgroups, layout)
-        x = pack.slab_values(kernel, self.isa, self.rows, self.partition.slabs)
+        self.panel = Panel(kernel, self.isa, self.part_k, LAYOUTS.get(tier.weight_layout))
+        slabs = self.partition.slabs
+        self.widened = None
+        if pack.is_halved(problem, tier):
+            self.widened = pack.SlabPart(kernel, self.isa, self.rows, self.part_k, slabs)
+            x = self.widened.values
+        else:
+            x = pack.slab_values(kernel, self.isa, self.rows, slabs)
         self.tile = register_tile(self.isa, self.rows, self.tile_columns, self.panel, x)
-        self.x_scales = pack.slab_scales(kernel, self.rows, self.partition.slabs)
-        self.accumulators = kernel.memref(
-            ACCUMULATORS,
-            f"memref<?x{self.rows}x{COLUMNS}xf32>",
-            (workgroups * self.partition.slabs_each,),
-        )
-        self.flags = pack.folded_flags(kernel, self.partition.slabs)
+        self.x_scales = pack.slab_scales(kernel, self.rows, slabs)
+        self.flags = pack.folded_flags(kernel, slabs)
         self.result = ResultStore(kernel)
+        self.in_result = sums_rest_in_result(problem)
+        self.sums = self.result.y
+        if not self.in_result:
+            self.sums = kernel.memref(
+                ACCUMULATORS,
+                f"memref<?x{self.rows}x{COLUMNS}xf32>",
+                (workgroups * self.partition.slabs_each,),
+            )
 
     def emit(self) -> None:
         """The loop over the workgroup's panels of columns."""
@@ -144,21 +161,46 @@ class _Tiled:
 
         def columns(column: IndexValue) -> None:
             is_folded = self.panel.may_fold(column)
-            ops.repeat(0, slabs, 1, self._clear)
+            ops.repeat(0, slabs, 1, lambda slab: self._clear(column, slab))
 
             def part(k: IndexValue) -> None:
                 self._part(column, k, slabs, is_folded)
 
             ops.repeat(0, self.problem.k, self.part_k, part)
-            ops.repeat(0, slabs, 1, lambda slab: self._finish(column, slab))
+            if not self.in_result or self.problem.epilogue != Epilogue():
+                ops.repeat(0, slabs, 1, lambda slab: self._finish(column, slab))
 
         ops.repeat(self.first_column, last, COLUMNS, columns)
 
-    def _clear(self, slab: Index) -> None:
-        for row in range(self.rows):
-            for at in range(0, COLUMNS, self.isa.lanes):
-                position = [self.first_accumulator + slab, row, at]
-                ops.store(zero_accumulator(self.isa), self.accumulators, position, 64)
+    def _sums_at(self, column: Index, slab: Index, row: int, at: Index) -> list[Index]:
+        """Where the sums of a row of a slab rest, from ``at`` on in the panel at ``column``.
+
+        In y, rows past the last have the place of that one: their sums are the same.
+        """
+        if not self.in_result:
+            return [self.first_accumulator + slab, row, at]
+        y_row = (self.first_slab + slab) * self.rows + row
+        return [minimum(y_row, self.kernel.m - 1), column + at]
+
+    def _tile_positions(self, column: Index, slab: Index, at: Index) -> list[list[Index]]:
+        """Where the registers of sums of the tile at ``at`` in the panel rest, row by row."""
+        return [
+            self._sums_at(column, slab, row, at + v)
+            for row in range(self.rows)
+            for v in range(0, self.tile_columns, self.isa.lanes)
+        ]
+
+    def _load_sums(self, positions: list[list[Index]]) -> list[ir.Value]:
+        return [ops.load(self.sums, position, self.isa.lanes, 64) for position in positions]
+
+    def _store_sums(self, sums: list[ir.Value], positions: list[list[Index]]) -> None:
+        for value, position in zip(sums, positions, strict=True):
+            ops.store(value, self.sums, position, 64)
+
+    def _clear(self, column: Index, slab: Index) -> None:
+        for at in range(0, COLUMNS, self.tile_columns):
+            positions = self._tile_positions(column, slab, at)
+            self._store_sums([zero_accumulator(self.isa)] * len(positions), positions)
 
     def _part(self, column: Index, k: IndexValue, slabs: Index, is_folded: ir.Value) -> None:
         """Decode a panel for one part of K and multiply every slab with it."""
@@ -167,82 +209,85 @@ class _Tiled:
         def slab(slab: IndexValue) -> None:
             flag = ops.load_scalar(self.flags, [self.first_slab + slab])
             x_folded = arith.trunci(ops.i1(), flag)
+            if self.widened:
+                self.widened.fill(self.first_slab + slab, k, self._depth(k))
             ops.choose(
                 arith.andi(x_folded, is_folded),
-                lambda: self._folded_slab(slab, k),
-                lambda: self._exact_slab(slab, k),
+                lambda: self._folded_slab(column, slab, k),
+                lambda: self._exact_slab(column, slab, k),
             )
 
         ops.repeat(0, slabs, 1, slab)
 
-    def _folded_slab(self, slab: Index, k: IndexValue) -> None:
+    def _depth(self, k: Index) -> Index:
+        """Elements of K in the part that starts at ``k``, padded to whole chunks."""
+        return minimum(operands.padded_k(self.problem, self.isa) - k, self.part_k)
+
+    def _first_x(self, slab: Index, k: Index) -> tuple[Index, Index]:
+        """The slab and the step that x is read at for the part of K at ``k``."""
+        return (0, 0) if self.widened else (self.first_slab + slab, k // self.isa.word)
+
+    def _folded_slab(self, column: Index, slab: Index, k: IndexValue) -> None:
         """The register tile's accumulators stay in registers for the part of K."""
-        lanes = self.isa.lanes
-        depth = minimum(operands.padded_k(self.problem, self.isa) - k, self.part_k)
-        first_x = k // self.isa.word
+        x_slab, first_x = self._first_x(slab, k)
 
         def tile(at: IndexValue) -> None:
-            positions = [
-                [self.first_accumulator + slab, row, at + v]
-                for row in range(self.rows)
-                for v in range(0, self.tile_columns, lanes)
-            ]
-            rows = [ops.load(self.accumulators, p, lanes, 64) for p in positions]
+            positions = self._tile_positions(column, slab, at)
 
             def steps(i: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
                 for unrolled in range(_UNROLL):
                     step = i + unrolled
-                    sums = self.tile.multiply(
-                        self.first_slab + slab, at, step, first_x + step, sums
-                    )
+                    sums = self.tile.multiply(x_slab, at, step, first_x + step, sums)
                 return sums
 
-            sums = self.tile.from_rows(rows)
-            sums = ops.for_range(0, depth // self.isa.word, _UNROLL, sums, steps)
-            for value, position in zip(self.tile.to_rows(sums), positions, strict=True):
-                ops.store(value, self.accumulators, position, 64)
+            sums = self.tile.from_rows(self._load_sums(positions))
+            sums = ops.for_range(0, self._depth(k) // self.isa.word, _UNROLL, sums, steps)
+            self._store_sums(self.tile.to_rows(sums), positions)
 
         ops.repeat(0, COLUMNS, self.tile_columns, tile)
 
-    def _exact_slab(self, slab: Index, k: IndexValue) -> None:
+    def _exact_slab(self, column: Index, slab: Index, k: IndexValue) -> None:
         blocks = minimum(self.problem.k_blocks - k // BLOCK_K, self.part_k // BLOCK_K)
 
         def tile(at: IndexValue) -> None:
-            ops.repeat(0, blocks, 1, lambda block: self._exact_block(slab, at, k, block))
+            ops.repeat(0, blocks, 1, lambda block: self._exact_block(column, slab, at, k, block))
 
         ops.repeat(0, COLUMNS, self.tile_columns, tile)
 
-    def _exact_block(self, slab: Index, at: Index, k: Index, block: Index) -> None:
+    def _exact_block(self, column: Index, slab: Index, at: Index, k: Index, block: Index) -> None:
         """One block of 32 K: sums in registers, rescaled and added to the accumulators."""
         steps = BLOCK_K // self.isa.word
         first = block * steps
-        first_x = k // self.isa.word + first
+        x_slab, first_x = self._first_x(slab, k)
         count = self.rows * self.tile_columns // self.isa.lanes
         zeros = [zero_accumulator(self.isa)] * count
 
         def step(i: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
-            return self.tile.multiply(self.first_slab + slab, at, first + i, first_x + i, sums)
+            return self.tile.multiply(x_slab, at, first + i, first_x + first + i, sums)
 
         sums = self.tile.to_rows(ops.for_range(0, steps, 1, zeros, step))
-        self._add_rescaled(slab, at, k // BLOCK_K, block, sums)
+        sums = self._rescaled(slab, at, k // BLOCK_K, block, sums)
+        positions = self._tile_positions(column, slab, at)
+        # All are loaded before any is stored: in y, several rows may have one place.
+        old = self._load_sums(positions)
+        self._store_sums([arith.addf(*pair) for pair in zip(old, sums, strict=True)], positions)
 
-    def _add_rescaled(
+    def _rescaled(
         self, slab: Index, at: Index, first_block: Index, block: Index, sums: list[ir.Value]
-    ) -> None:
+    ) -> list[ir.Value]:
+        """The sums of one block of K times its scales."""
         lanes = self.isa.lanes
         vectors = self.tile_columns // lanes
+        result = []
         for row in range(self.rows):
             x_position = [self.first_slab + slab, first_block + block, row]
             x_scale = ops.load_scalar(self.x_scales, x_position)
             x_exponent = ops.broadcast(self.exponents.from_bytes(x_scale), lanes)
             for v in range(vectors):
-                exponents = self.exponents.add(
-                    x_exponent, self.panel.block_exponents(block, at + v * lanes)
-                )
-                position = [self.first_accumulator + slab, row, at + v * lanes]
-                old = ops.load(self.accumulators, position, lanes, 64)
-                scaled = self.exponents.rescale(sums[row * vectors + v], exponents)
-                ops.store(arith.addf(old, scaled), self.accumulators, position, 64)
+                of_w = self.panel.block_exponents(block, at + v * lanes)
+                exponents = self.exponents.add(x_exponent, of_w)
+                result.append(self.exponents.rescale(sums[row * vectors + v], exponents))
+        return result
 
     def _finish(self, column: Index, slab: Index) -> None:
         """Store the columns of a slab whose rows exist."""
@@ -251,8 +296,7 @@ class _Tiled:
             with ops.when(ops.is_below(y_row, self.kernel.m)):
 
                 def store_group(at: IndexValue, row: int = row, y_row: Index = y_row) -> None:
-                    position = [self.first_accumulator + slab, row, at]
-                    values = ops.load(self.accumulators, position, GROUP, 64)
-                    self.result.store(values, y_row, column + at)
+                    position = self._sums_at(column, slab, row, at)
+                    self.result.store(ops.load(self.sums, position, GROUP, 64), y_row, column + at)
 
                 ops.repeat(0, COLUMNS, GROUP, store_group)

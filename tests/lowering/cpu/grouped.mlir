@@ -6,7 +6,7 @@
 // CHECK: hal.executable.export public @gemm_tier0_0_
 // CHECK: util.func private @block32_matmul_0_{{.*}}(%[[X:.+]]: tensor<?x32xbf16>, %[[W:.+]]: tensor<2x8x32xf8E4M3FN>, %[[WS:.+]]: tensor<2x1x1xf8E8M0FNU>, %[[OFFSETS:.+]]: tensor<3xi32>, %[[IDS:.+]]: tensor<2xi32>, %[[INIT:.+]]: tensor<?x8xf32>)
 // CHECK: %[[PACKED:.+]]:3 = flow.dispatch {{.*}}@pack_tier0_{{.*}}(%{{.+}}, %[[X]], %[[OFFSETS]])
-// CHECK: %[[Y:.+]]:3 = flow.dispatch {{.*}}@gemm_tier0_{{.*}}(%{{.+}}, %[[PACKED]]#0, %[[PACKED]]#1, %[[PACKED]]#2, %[[W]], %[[WS]], %[[OFFSETS]], %[[IDS]], %[[INIT]])
+// CHECK: %[[Y:.+]]:2 = flow.dispatch {{.*}}@gemm_tier0_{{.*}}(%{{.+}}, %[[PACKED]]#0, %[[PACKED]]#1, %[[PACKED]]#2, %[[W]], %[[WS]], %[[OFFSETS]], %[[IDS]], %[[INIT]])
 // CHECK-SAME: -> (%[[INIT]]{{.*}},
 // CHECK: util.return %[[Y]]#0
 util.func private @experts(%x: tensor<?x32xbf16>, %w: tensor<2x8x32xf8E4M3FN>, %ws: tensor<2x1x1xf8E8M0FNU>,

@@ -75,7 +75,7 @@ def test_the_table_is_valid(profile: object) -> None:
 
 
 STREAM = KernelTier("stream", 4, (4, 128, 32), mma=(4, 2, 32), isa="avx2")
-TILED = KernelTier("tiled", None, (384, 128, 256), mma=(6, 16, 1), isa="avx2")
+TILED = KernelTier("tiled", None, (384, 128, 96), mma=(6, 16, 1), isa="avx2")
 IN_PIECES = KernelTier(
     "stream", 4, (4, 128, 32), mma=(4, 32, 32), isa="avx2", weight_layout="n16k1"
 )
@@ -105,8 +105,9 @@ IN_PIECES = KernelTier(
         (STREAM, {"tile": (4, 128, 100)}, "expected tile[2] to be a multiple of 32 but got 100"),
         (STREAM, {"mma": (4, 3, 32)}, "expected mma[1] to divide 16"),
         (STREAM, {"mma": (25, 1, 32)}, "expected mma[0] of at most 24 but got 25"),
-        (TILED, {"tile": (384, 100, 256)}, "expected tile[1] to be a multiple of 64"),
+        (TILED, {"tile": (384, 100, 96)}, "expected tile[1] to be a multiple of 64"),
         (TILED, {"tile": (384, 128, 100)}, "expected tile[2] to be a multiple of 32"),
+        (TILED, {"tile": (384, 128, 128)}, "expected a panel of at most 28672 bytes but tile[2]"),
         (TILED, {"mma": (6, 24, 1)}, "expected mma[1] to be a multiple of 8 that divides 64"),
     ],
 )
@@ -142,7 +143,7 @@ def test_refuses_a_matrix_kernel(changes: dict[str, object], reason: str) -> Non
 
 def test_refuses_half_a_pair_of_rows() -> None:
     facts = ARM_PROCESSORS[0].facts
-    tier = KernelTier("tiled", None, (384, 128, 256), mma=(8, 8, 4), isa="neon_bf16")
+    tier = KernelTier("tiled", None, (384, 128, 128), mma=(8, 8, 4), isa="neon_bf16")
     assert TARGET.verify(DYNAMIC, tier, facts) is None
     refused = TARGET.verify(DYNAMIC, dataclasses.replace(tier, mma=(7, 8, 4)), facts)
     assert refused == "'neon_bf16' multiplies pairs of rows: expected mma[0] to be even"
