@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from iree.compiler import ir
 
-from block32.lowering.problem import RESULT_TYPES, VALUE_TYPES
+from block32.lowering.problem import RESULT_TYPES, SCALE_TYPE, VALUE_TYPES
 
-SCALE_TYPE = "f8E8M0FNU"
 
 #: What an activation without scales may be: quantised at run time, or taken as it is.
 ACTIVATION_TYPES = ("f32", "bf16", "f16")
