@@ -20,9 +20,9 @@ from enum import Enum, auto
 from iree.compiler import ir
 
 from block32.lowering.common.tensors import bitcast
-from block32.lowering.problem import VALUE_TYPES, ceil_div
+from block32.lowering.problem import SCALE_TYPE, VALUE_TYPES, ceil_div
 from block32.passes import constants
-from block32.passes.raising.contraction import SCALE_TYPE, NotServedError, Operand
+from block32.passes.raising.contraction import NotServedError, Operand
 from block32.passes.raising.views import (
     MOST_STEPS,
     loop_indices,

@@ -22,11 +22,10 @@ from block32.dialects.diagnostics import BadAttributeError
 from block32.dialects.kernel import ATTRIBUTE as KERNEL_ATTRIBUTE
 from block32.dialects.layout import ATTRIBUTE as LAYOUT_ATTRIBUTE
 from block32.lowering.common.tensors import bitcast
-from block32.lowering.problem import BLOCK_K, ceil_div
+from block32.lowering.problem import BLOCK_K, SCALE_TYPE, ceil_div
 from block32.passes.raising import dequantized, dequantized_matmul
 from block32.passes.raising.contraction import (
     ACTIVATION_TYPES,
-    SCALE_TYPE,
     NotServedError,
     Operand,
     ScaledContraction,
