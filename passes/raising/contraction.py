@@ -14,7 +14,6 @@ from iree.compiler import ir
 
 from block32.lowering.problem import RESULT_TYPES, SCALE_TYPE, VALUE_TYPES
 
-
 #: What an activation without scales may be: quantised at run time, or taken as it is.
 ACTIVATION_TYPES = ("f32", "bf16", "f16")
 
