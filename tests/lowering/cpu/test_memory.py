@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -41,7 +42,9 @@ def test_a_tenth_of_operands_and_result_is_enough(
 
 @every_processor
 @pytest.mark.parametrize("result", ["f32", "bf16"])
-def test_rows_that_share_a_place_are_added_once(processor: Processor, result: str) -> None:
+def test_rows_that_share_a_place_are_added_once(
+    processor: Processor, result: Literal["f32", "bf16"]
+) -> None:
     """A last slab that is not full, over several parts of K, folded and with a scale apart."""
     problem = ScaledMatmul(None, 128, 424, result=result, epilogue=Epilogue(bias="f32"))
     assert tiled.sums_rest_in_result(problem) == (result == "f32")
