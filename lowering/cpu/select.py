@@ -25,6 +25,8 @@ TARGET_NAME = "cpu"
 WORKGROUPS = 32
 #: Products that make a workgroup worth while: some 20 us, where starting one takes less than 1.
 _LEAST_PRODUCTS = 1 << 18
+#: A dynamic M counts as so many rows where it is asked whether another order of w pays.
+_FEW_ROWS = 2
 #: Rows that a tiled workgroup keeps: decoding a panel costs about as much as multiplying 15.
 _LEAST_TILED_ROWS = 96
 
@@ -39,7 +41,7 @@ class Profile:
         tiers: In order of M.
         layout_tiers: The same over a weight in another order of bytes; none where that gains
             nothing.
-        layout_pays_from: The fewest rows of a static M for which that gains something.
+        layout_pays_from: The fewest rows for which that gains something.
     """
 
     name: str
@@ -91,8 +93,8 @@ def select_for_layout(problem: ScaledMatmul, facts: DeviceFacts) -> LayoutTiers:
     tiers = profile.layout_tiers
     if not all(fits_layout(problem, LAYOUTS[tier.weight_layout]) for tier in tiers) or not tiers:
         return LayoutTiers()
-    pays = problem.m is None or problem.m >= profile.layout_pays_from
-    return LayoutTiers(_tiers_for(problem, tiers), pays)
+    rows = _FEW_ROWS if problem.m is None else problem.m
+    return LayoutTiers(_tiers_for(problem, tiers), pays=rows >= profile.layout_pays_from)
 
 
 def fits_layout(problem: ScaledMatmul, layout: WeightLayout) -> bool:
