@@ -21,6 +21,7 @@ from block32.passes.select_kernel import SelectKernelPass
 from block32.tools.compiler import parse_module
 
 AVX2 = {"cpu_features": "+avx2,+fma,+f16c", "architecture": "x86_64"}
+AVX512 = {"cpu_features": "+avx512f,+avx512bw,+avx512vl", "architecture": "x86_64"}
 N, K = 32, 64
 BYTES = np.random.default_rng(0).integers(0, 120, (N, K), np.uint8).tobytes().hex().upper()
 CONSTANT = f'dense<"0x{BYTES}"> : tensor<{N}x{K}xi8>'
@@ -40,7 +41,7 @@ KERNEL = """block32.kernel = {target = "cpu", tiers = [{form = "tiled", isa = "a
 
 
 def program(
-    weight: str, *, load: str = LOAD, m: str = "?", kernel: str = "", rest: str = "", body: str = ""
+    weight: str, *, load: str = LOAD, m: str = "8", kernel: str = "", rest: str = "", body: str = ""
 ) -> str:
     """A matmul of an f32 x by a weight; ``weight`` defines what ``load`` loads."""
     attributes = ", ".join(filter(None, ["block32.rhs = {block = [32, 32], scale = @ws}", kernel]))
@@ -97,7 +98,7 @@ IS_PACKED = 'attributes {block32.layout = "n16k1"}'
 
 
 def test_a_constant_is_repacked() -> None:
-    text = packed(program(global_of(CONSTANT)))
+    text = packed(program(global_of(CONSTANT), m="?"), facts=AVX512)
     assert text.count("permutation = [0, 2, 1, 3]") == text.count(IS_PACKED) == 1
     assert text.count('weight_layout = "n16k1"') == 4, "a tier each for 1, 4, 8 and more rows"
 
@@ -137,9 +138,10 @@ def test_only_where_it_pays() -> None:
     amx += "+avx512bf16"
     assert "n16k" not in packed(source, facts={"cpu_features": amx, "architecture": "x86_64"})
     assert "n16k" not in packed(source, target="gfx950")
-    avx512 = {"cpu_features": "+avx512f,+avx512bw,+avx512vl", "architecture": "x86_64"}
-    assert "n16k" not in packed(program(global_of(CONSTANT), m="1"), facts=avx512)
-    assert "n16k" in packed(program(global_of(CONSTANT), m="2"), facts=avx512)
+    assert "n16k" not in packed(program(global_of(CONSTANT), m="1"), facts=AVX512)
+    assert "n16k" in packed(program(global_of(CONSTANT), m="2"), facts=AVX512)
+    # One row is slower over pieces with AVX2, and an M that is not known may be one.
+    assert "n16k" not in packed(program(global_of(CONSTANT), m="?"))
 
 
 @pytest.mark.parametrize("value", [CONSTANT, PARAMETER], ids=["constant", "parameter"])
