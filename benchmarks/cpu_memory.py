@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The peak memory of a matmul on the CPU, beside what its operands and its result take.
 
-    python benchmarks/cpu_memory.py                    # the default shapes
-    python benchmarks/cpu_memory.py 256x4096x4096 --cpu=haswell
+    python -m benchmarks.cpu_memory                    # the default shapes
+    python -m benchmarks.cpu_memory 256x4096x4096 --cpu=haswell
 
 Each shape has a process of its own. Once the operands are on the device, the kernel's count of the
 largest resident set starts anew (``/proc/self/clear_refs``, so Linux alone). What it has risen to
@@ -23,11 +23,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from cpu import DEFAULT_SHAPES, Shape, our_module, our_operands, parse_shape
 from iree import runtime
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cpu import DEFAULT_SHAPES, Shape, our_module, our_operands, parse_shape
 from block32.lowering.cpu.target import CpuTarget
 from block32.lowering.problem import ScaledMatmul
 

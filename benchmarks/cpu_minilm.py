@@ -28,7 +28,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cpu import Contender, measure
+from benchmarks.turns import Contender, measure
 from block32.lowering.problem import BLOCK_K, ceil_div
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "minilm"

@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 import block32
-from benchmarks.cpu import Contender, iree_contender, measure
+from benchmarks.cpu import iree_contender
+from benchmarks.turns import Contender, measure
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common import quantize_launch
 from block32.lowering.common.index import Index, ceil_div, minimum

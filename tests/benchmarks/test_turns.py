@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How the CPU benchmark measures: whose turn it is, and what it counts."""
+"""How contenders are timed side by side: whose turn it is, and what it counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from benchmarks import cpu
+from benchmarks import turns
 
 
 def busy(seconds: float) -> None:
@@ -25,10 +25,10 @@ def busy(seconds: float) -> None:
 def test_processor_time_is_that_of_all_threads() -> None:
     done = threading.Event()
     thread = threading.Thread(target=lambda: (busy(0.05), done.wait()))
-    before = cpu.thread_seconds()
+    before = turns.thread_seconds()
     thread.start()
     busy(0.05)
-    while cpu.thread_seconds() - before < 0.1:
+    while turns.thread_seconds() - before < 0.1:
         time.sleep(0.001)
     done.set()
     thread.join()
@@ -47,48 +47,48 @@ def test_a_turn_waits_until_no_thread_runs(
     monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     """Threads spin for three pauses and rest then."""
-    monkeypatch.setattr(cpu, "thread_seconds", lambda: min(sum(pauses), 3 * cpu.PAUSE))
-    cpu.settle()
+    monkeypatch.setattr(turns, "thread_seconds", lambda: min(sum(pauses), 3 * turns.PAUSE))
+    turns.settle()
     assert len(pauses) == 4
 
 
 def test_a_thread_that_never_rests_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setattr(cpu, "thread_seconds", lambda: sum(pauses))
-    cpu.settle()
-    assert sum(pauses) == pytest.approx(cpu.MOST_PAUSES_SECONDS, abs=cpu.PAUSE)
+    monkeypatch.setattr(turns, "thread_seconds", lambda: sum(pauses))
+    turns.settle()
+    assert sum(pauses) == pytest.approx(turns.MOST_PAUSES_SECONDS, abs=turns.PAUSE)
 
 
 def test_a_turn_is_one_call_and_then_the_timed_ones() -> None:
     calls: list[int] = []
-    contender = cpu.Contender("", lambda: calls.append(1))
-    cpu.measure([contender], rounds=3)
-    assert len(contender.seconds) == 3 * cpu.CALLS
+    contender = turns.Contender("", lambda: calls.append(1))
+    turns.measure([contender], rounds=3)
+    assert len(contender.seconds) == 3 * turns.CALLS
     assert len(contender.cpu_seconds) == 3
-    assert len(calls) == 1 + 3 * (1 + cpu.CALLS)
+    assert len(calls) == 1 + 3 * (1 + turns.CALLS)
     first, third = contender.quartiles
     assert first <= contender.median <= third
 
 
 def test_a_slow_contender_takes_part_in_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "SLOW_SECONDS", 0.0)
-    contender = cpu.Contender("", lambda: time.sleep(0.001))
-    cpu.measure([contender], rounds=10)
-    assert len(contender.cpu_seconds) == cpu.SLOW_ROUNDS
+    monkeypatch.setattr(turns, "SLOW_SECONDS", 0.0)
+    contender = turns.Contender("", lambda: time.sleep(0.001))
+    turns.measure([contender], rounds=10)
+    assert len(contender.cpu_seconds) == turns.SLOW_ROUNDS
 
 
 def test_pages_and_threads_are_settings_of_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[dict[str, str]] = []
     monkeypatch.setattr(os, "execve", lambda _program, _arguments, env: started.append(env))
-    for kind, pages in cpu.PAGE_SETTINGS.items():
-        settings = pages | {cpu.THREADS: "1"}
+    for kind, pages in turns.PAGE_SETTINGS.items():
+        settings = pages | {turns.THREADS: "1"}
         for name in settings:
             monkeypatch.delenv(name, raising=False)
-        cpu.start_with(kind, 1)
+        turns.start_with(kind, 1)
         assert started.pop().items() >= settings.items()
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        cpu.start_with(kind, 1)
-        assert cpu.thread_count() == 1
+        turns.start_with(kind, 1)
+        assert turns.thread_count() == 1
         assert not started, "started again with the settings in place"
