@@ -48,7 +48,7 @@ def asked_for(isa: str) -> tuple[KernelTier, ...]:
     assert layout is not None
     lanes = instruction_set(isa).lanes
     stream = KernelTier("stream", 4, (4, 128, 32), mma=(4, 16, 32), isa=isa)
-    tiled = KernelTier("tiled", None, (384, 128, 256), mma=(4, lanes, 2), isa=isa)
+    tiled = KernelTier("tiled", None, (384, 128, 64), mma=(4, lanes, 2), isa=isa)
     return tuple(dataclasses.replace(t, weight_layout=layout.name) for t in (stream, tiled))
 
 
