@@ -37,7 +37,7 @@ LOAD = f"""
   %bytes = util.global.load @w : tensor<{N}x{K}xi8>
   %w = flow.tensor.bitcast %bytes : tensor<{N}x{K}xi8> -> tensor<{N}x{K}xf8E4M3FN>"""
 KERNEL = """block32.kernel = {target = "cpu", tiers = [{form = "tiled", isa = "avx2",
-  mma = [6, 16, 1], tile = [384, 128, 256], weight_layout = "n16k1"}]}"""
+  mma = [6, 16, 1], tile = [384, 128, 96], weight_layout = "n16k1"}]}"""
 
 
 def program(
