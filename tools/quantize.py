@@ -94,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiagnosticError: For the caller to print. No output is left behind.
     """
     _check_report_name(arguments.report)
+    _check_patterns(arguments.keep)
     check_outputs(
         [arguments.output, arguments.output_params, arguments.report],
         [arguments.input, arguments.params],
@@ -125,6 +126,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_report_name(path: str | None) -> None:
     if path is not None and Path(path).suffix not in (".html", ".json"):
         raise DiagnosticError(path, "expected a report that ends in .html or .json")
+
+
+def _check_patterns(patterns: list[str]) -> None:
+    """Refuse an empty pattern, such as a shell variable that is not set: it would keep nothing."""
+    if not all(pattern.strip() for pattern in patterns):
+        raise DiagnosticError(
+            "block32 quantize", "the pattern '' of --keep is empty; expected the name of a layer"
+        )
 
 
 def _rewrite_model(arguments: argparse.Namespace) -> tuple[bytes, str, list[QuantizedWeight]]:

@@ -108,6 +108,8 @@ def _unblocked(codes: ir.Value, k: int) -> ir.Value:
     collapsed = tensor.collapse_shape(flat, codes, [[0], [1, 2]])
     if blocks * BLOCK_K == k:
         return collapsed
+    if rows == 0:  # MLIR takes an offset of 0 to be past the end
+        return tensor.empty([0, k], codes_type.element_type)
     sizes = [tensor.dim(collapsed, constant(0))] if codes_type.is_dynamic_dim(0) else []
     cut = ir.RankedTensorType.get([rows, k], codes_type.element_type)
     return tensor.extract_slice(cut, collapsed, [], sizes, [], [0, 0], [rows, k], [1, 1])

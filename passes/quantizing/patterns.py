@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Names of layers as users give them: with ``*`` and ``?`` as in a shell."""
+"""Names of layers as users give them: with ``*`` and ``?`` as in a shell, and no brackets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def names_matching(patterns: Iterable[str], names: Sequence[str], asked_by: str)
     """
     found: set[str] = set()
     for pattern in patterns:
-        matching = {name for name in names if fnmatchcase(name, pattern)}
+        # Brackets are letters: layers are often named as what indexes them, "layers[0].fc".
+        shell_pattern = pattern.replace("[", "[[]")
+        matching = {name for name in names if fnmatchcase(name, shell_pattern)}
         if not matching:
             known = ", ".join(sorted(names)[:8]) or "none"
             raise DiagnosticError(

@@ -167,9 +167,10 @@ def _parse(op: ir.Operation, name: str) -> BlockScale:
 
 def _scale_operand(marked: _Marked, operand: Operand, scale: BlockScale) -> Operand:
     """The scales as a value, with the map that their block implies."""
-    in_result = {str(expr) for expr in marked.result.results}
     loops = [ir.AffineDimExpr(e).position for e in operand.map.results]
-    rows = [loop for loop in loops if str(ir.AffineExpr.get_dim(loop)) in in_result]
+    # In the result batches come first, however the operand is stored.
+    in_result = [ir.AffineDimExpr(e).position for e in marked.result.results]
+    rows = [loop for loop in in_result if loop in loops]
     columns = [loop for loop in loops if loop not in rows]
     if len(columns) != 1 or not rows:
         raise NotServedError(f"expected a matmul operand of rows and K but got {operand.map}")

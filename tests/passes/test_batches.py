@@ -162,6 +162,21 @@ def test_a_marked_batch_matmul(is_quantized: bool) -> None:
     check(got, product(*both))
 
 
+def test_scales_of_a_marked_one_whose_weight_is_stored_by_rows() -> None:
+    """``[N, batches, K]``, transposed: the order of the scales is that of the matmul's operand."""
+    w = f"tensor<{B}x{K}x{N}xf8E4M3FN>"
+    stored = f"tensor<{N}x{B}x{K}xf8E4M3FN>"
+    turn = f"""  %empty = tensor.empty() : {w}
+  %w = linalg.transpose ins(%s : {stored}) outs(%empty : {w}) permutation = [1, 2, 0]
+  %y ="""
+    text = marked("").replace(f"%w: {w}", f"%s: {stored}").replace("  %y =", turn)
+    x = DATA.standard_normal((B, 6, K)).astype(np.float32)
+    by_rows = np.ascontiguousarray(W.transpose(1, 0, 2)).view(CODES)
+    vmfb, _ = compiled(text)
+    got = run_function(vmfb, "main", x, by_rows, np.zeros((B, 6, N), np.float32))
+    check(got, product(x, None))
+
+
 REFUSED = {
     "one weight's scales": (W_SCALE[0], str(B), "expected 'block32.rhs' scales of shape 3x3x3"),
     "any number of weights": (W_SCALE, "?", "expected 'block32.rhs' scales of shape ?x3x3"),

@@ -114,6 +114,21 @@ def test_a_pattern_with_a_comma(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "error: the pattern 'fc' matches no linear layer" in capsys.readouterr().err
 
 
+def test_brackets_in_a_pattern_are_letters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = model("f32", "dense<1.0>").replace("@fc", '@"layers[0].fc"')
+    assert quantize(tmp_path, source, "--keep=layers[0].*") == 1
+    assert "error: nothing to quantise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["", " "])
+def test_an_empty_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str) -> None:
+    """An unset shell variable, which would quantise what it should have kept."""
+    assert quantize(tmp_path, model("f32", "dense<1.0>"), f"--keep={pattern}") == 1
+    assert "error: the pattern '' of --keep is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("patterns", [["a"], ["a,b", "c"], ["a\\", ",", "b\\,*"], []])
 def test_patterns_in_the_text_of_a_pipeline(patterns: list[str]) -> None:
     assert split_patterns(join_patterns(patterns)) == patterns

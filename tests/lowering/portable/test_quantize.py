@@ -24,13 +24,13 @@ DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 LARGEST_BELOW_4 = np.nextafter(np.float32(4), np.float32(0))
 
 
-def program(k: int, source: str, rule: str, element: str) -> str:
+def program(k: int, source: str, rule: str, element: str, m: str = "?") -> str:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.create()
         composites = Composites(module)
         with ir.InsertionPoint(module.body):
 
-            @func.FuncOp.from_py_func(ir.Type.parse(f"tensor<?x{k}x{source}>"), name="main")
+            @func.FuncOp.from_py_func(ir.Type.parse(f"tensor<{m}x{k}x{source}>"), name="main")
             def main(x: ir.Value) -> tuple[ir.Value, ir.Value]:
                 return composites.quantize(x, rule, element)
 
@@ -38,8 +38,8 @@ def program(k: int, source: str, rule: str, element: str) -> str:
 
 
 @cache
-def compiled(k: int, source: str, rule: str, element: str) -> bytes:
-    return block32.compile(program(k, source, rule, element), target="cpu")
+def compiled(k: int, source: str, rule: str, element: str, m: str = "?") -> bytes:
+    return block32.compile(program(k, source, rule, element, m), target="cpu")
 
 
 def check(
@@ -110,9 +110,10 @@ def test_random_values_of_every_magnitude(source: str, element: str) -> None:
     check(np.clip(x, -3e38, 3e38).astype(np.float32), source, element=element)
 
 
-def test_no_rows_give_no_rows() -> None:
+@pytest.mark.parametrize("m", ["?", "0"])
+def test_no_rows_give_no_rows(m: str) -> None:
     codes, scales = run_function_results(
-        compiled(72, "f32", "rceil", "f8E4M3FN"), "main", np.zeros((0, 72), np.float32)
+        compiled(72, "f32", "rceil", "f8E4M3FN", m), "main", np.zeros((0, 72), np.float32)
     )
     assert codes.shape == (0, 72)
     assert scales.shape == (0, 3)
