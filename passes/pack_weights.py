@@ -17,7 +17,7 @@ Before::
       %zero = arith.constant dense<0.0> : tensor<8x32xf32>
       %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
           {block32.kernel = {target = "cpu", tiers = [
-            {form = "tiled", isa = "avx2", mma = [6, 16, 1], tile = [384, 128, 96]}]}}
+            {form = "stream", isa = "avx2", mma = [8, 1, 32], stages = 3, tile = [8, 128, 1024]}]}}
           ins(%x, %xs, %w, %ws : tensor<8x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>,
                                  tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
           outs(%zero : tensor<8x32xf32>) -> tensor<8x32xf32>
