@@ -16,6 +16,7 @@ import block32
 from block32.passes.base import Remark
 from block32.passes.pipeline import PassFailedError
 from block32.runtime import reference
+from tests.extras import APPLE, skip_without
 from tests.numbers import random_codes, run_function
 from tests.tools.specs import GENERIC, apply_spec, write_spec
 
@@ -235,6 +236,8 @@ def test_a_spec_puts_the_kernels_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["gfx950", "apple-m5", "sm_90a"])
 def test_every_target_has_a_kernel(target: str) -> None:
     """The composite is that of any grouped matmul, whose kernels are checked by themselves."""
+    if target.startswith("apple"):
+        skip_without("apple", APPLE)
     vmfb, (remark,) = compiled(scaled_contract(), target)
     assert f"{B}groups: {target}" in remark.message
     assert len(vmfb) > 0
