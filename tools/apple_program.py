@@ -18,7 +18,7 @@ def compile_kernels(entries: Mapping[str, Entry]) -> bytes:
 
     Raises:
         KernelError: A form cannot compute its matmul.
-        LlvmError: Llvmlite is missing or of the wrong version.
+        LlvmError: The package llvmlite is missing or of the wrong version.
         IreeCompileError: IREE refuses the module.
     """
     (target,) = {entry.matmul.architecture.name for entry in entries.values()}

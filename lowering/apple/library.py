@@ -36,7 +36,7 @@ def compile_kernel(signature: KernelSignature, module: ir.Module) -> CompiledKer
 
     Raises:
         KernelError: An op, type or function that AIR does not have.
-        LlvmError: Llvmlite is missing or of the wrong version.
+        LlvmError: The package llvmlite is missing or of the wrong version.
     """
     with module.context, ir.Location.unknown():
         expand_math(module)
@@ -51,7 +51,7 @@ def compile_matmul(matmul: Matmul, form: str, name: str) -> CompiledKernel:
 
     Raises:
         KernelError: There is no such form, or it cannot compute this matmul.
-        LlvmError: Llvmlite is missing or of the wrong version.
+        LlvmError: The package llvmlite is missing or of the wrong version.
     """
     if form not in FORMS:
         raise KernelError(f"no form '{form}' on Apple GPUs; expected one of {', '.join(FORMS)}")

@@ -23,7 +23,7 @@ def binding() -> Any:
     """The module ``llvmlite.binding``.
 
     Raises:
-        LlvmError: Llvmlite is absent, or not the version whose LLVM writes typed pointers.
+        LlvmError: The package llvmlite is absent, or not the version that writes typed pointers.
     """
     try:
         version = importlib.metadata.version("llvmlite")

@@ -52,7 +52,7 @@ def build_program(entries: Mapping[str, Entry]) -> ir.Module:
 
     Raises:
         KernelError: A form cannot compute its matmul.
-        LlvmError: Llvmlite is missing or of the wrong version.
+        LlvmError: The package llvmlite is missing or of the wrong version.
     """
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.create()
