@@ -43,7 +43,7 @@ from block32.lowering.host import CHECK_PREFIX
 from block32.passes.base import Pass, Report
 from block32.passes.outline import HOST_ATTRIBUTE
 from block32.passes.symbols import callee_of, symbol_of
-from block32.passes.walk import operations_named
+from block32.passes.walk import operations_named, producer
 
 
 @dataclass
@@ -98,6 +98,5 @@ def _checked(check: ir.Operation) -> list[ir.Operation]:
 
 
 def _producer(value: ir.Value, name: str) -> ir.Operation | None:
-    if isinstance(value.owner, ir.Block) or value.owner.operation.name != name:
-        return None
-    return value.owner.operation
+    op = producer(value)
+    return op if op is not None and op.name == name else None

@@ -61,7 +61,7 @@ from block32.passes import canonical
 from block32.passes.base import Pass, Report
 from block32.passes.raise_ import candidates, leave_alone, match, raise_op
 from block32.passes.raising.contraction import NotServedError
-from block32.passes.symbols import callee_of, symbol_of
+from block32.passes.symbols import LOAD_NAME, callee_of, global_of, symbol_of
 from block32.passes.walk import operations_named
 
 CALL_PREFIX: Final = "block32_call_"
@@ -270,11 +270,7 @@ def _build_function(source: SourceOp, symbol: str, symbols: ir.SymbolTable) -> i
 
 
 def _loaded_globals(function: ir.Operation) -> set[str]:
-    return {
-        ir.FlatSymbolRefAttr(op.operation.attributes["global"]).value
-        for op in function.regions[0].blocks[0]
-        if op.operation.name == "util.global.load"
-    }
+    return {global_of(op) for op in function.regions[0].blocks[0] if op.operation.name == LOAD_NAME}
 
 
 def _callees(op: ir.Operation) -> list[str]:

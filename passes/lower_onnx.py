@@ -45,10 +45,9 @@ from iree.compiler.dialects import arith, linalg, tensor
 
 from block32.dialects.diagnostics import error_at
 from block32.lowering.common.tensors import generic
-from block32.lowering.problem import RESULT_TYPES, ceil_div
+from block32.lowering.problem import RESULT_TYPES, SCALE_TYPE, ceil_div
 from block32.passes import constants
 from block32.passes.base import Pass, Report
-from block32.passes.raising.contraction import SCALE_TYPE
 from block32.passes.torch_values import from_builtin, operator_name, tensor_type, to_builtin
 from block32.passes.walk import operations_where
 

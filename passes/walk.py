@@ -1,6 +1,9 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Collecting ops before rewriting them: a handle may not outlive a rewrite of its op."""
+"""Finding ops: those of a program, and the one that gives a value.
+
+They are collected before they are rewritten, since a handle may not outlive a rewrite of its op.
+"""
 
 from __future__ import annotations
 
@@ -38,3 +41,8 @@ def operations_where(
 def operations_named(module: ir.Module, *names: str) -> list[ir.Operation]:
     """All ops of these names in program order, outside executables."""
     return operations_where(module, lambda op: op.name in names)
+
+
+def producer(value: ir.Value) -> ir.Operation | None:
+    """The op that gives ``value``; None for an argument."""
+    return None if isinstance(value.owner, ir.Block) else value.owner.operation

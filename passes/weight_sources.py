@@ -17,9 +17,9 @@ from block32.lowering.common.weight_layout import PLAIN
 from block32.passes import canonical
 from block32.passes.canonical import CanonicalMatmul
 from block32.passes.constants import is_constant
-from block32.passes.walk import operations_named
+from block32.passes.symbols import LOAD_NAME, global_of, symbol_of, value_of_global
+from block32.passes.walk import operations_named, producer
 
-LOAD_NAME: Final = "util.global.load"
 #: Ops whose result has the bytes of their operand in the same order.
 _BITCASTS: Final = ("flow.tensor.bitcast", "tensor.bitcast", "tensor.cast")
 #: Ops that IREE evaluates where their first operand is a constant.
@@ -53,9 +53,9 @@ def weight_of(matmul: CanonicalMatmul) -> ir.Value:
 
 def constant_behind(value: ir.Value, symbols: ir.SymbolTable) -> ir.Attribute | None:
     """The constant in the module whose bytes a value has, in the same order."""
-    op = _producer(value)
+    op = producer(value)
     while op is not None and op.name in _BITCASTS:
-        op = _producer(op.operands[0])
+        op = producer(op.operands[0])
     if op is None or op.name not in ("arith.constant", LOAD_NAME):
         return None
     source = source_of(op.results[0], symbols)
@@ -67,19 +67,18 @@ def constant_behind(value: ir.Value, symbols: ir.SymbolTable) -> ir.Attribute | 
 
 def source_of(value: ir.Value, symbols: ir.SymbolTable) -> Source | None:
     """What a weight is made of by views alone; None where it is known only at run time."""
-    op = _producer(value)
+    op = producer(value)
     while op is not None and op.name in _VIEWS:
-        op = _producer(op.operands[0])
+        op = producer(op.operands[0])
     if op is None:
         return None
     if op.name == "arith.constant":
         return Source(op, is_parameter=False)
     if op.name != LOAD_NAME:
         return None
-    definition = symbols[_loaded(op)].operation
-    if "is_mutable" in definition.attributes or "initial_value" not in definition.attributes:
-        return None
-    return Source(definition, is_parameter=not is_constant(definition.attributes["initial_value"]))
+    definition = symbols[global_of(op)].operation
+    value = value_of_global(definition)
+    return None if value is None else Source(definition, is_parameter=not is_constant(value))
 
 
 def stored_layout(value: ir.Value, symbols: ir.SymbolTable) -> str:
@@ -88,15 +87,15 @@ def stored_layout(value: ir.Value, symbols: ir.SymbolTable) -> str:
     Raises:
         DiagnosticError: The attribute of a global is malformed.
     """
-    op = _producer(value)
+    op = producer(value)
     while op is not None:
         if layout_attribute.ATTRIBUTE in op.attributes:
             return layout_attribute.parse(op.attributes[layout_attribute.ATTRIBUTE])
         if op.name == LOAD_NAME:
-            return layout_attribute.of_global(symbols[_loaded(op)])
+            return layout_attribute.of_global(symbols[global_of(op)])
         if op.name not in _BITCASTS:
             break
-        op = _producer(op.operands[0])
+        op = producer(op.operands[0])
     return PLAIN
 
 
@@ -140,11 +139,10 @@ def readers_of(
     views = _BITCASTS if only_bitcasts else _VIEWS
     if source.name == "arith.constant":
         return _uses(source.results[0], views)
-    symbol = ir.StringAttr(source.attributes["sym_name"]).value
     return [
         use
         for load in operations_named(module, LOAD_NAME)
-        if _loaded(load) == symbol
+        if global_of(load) == symbol_of(source)
         for use in _uses(load.results[0], views)
     ]
 
@@ -158,11 +156,3 @@ def _uses(value: ir.Value, views: tuple[str, ...]) -> list[ir.OpOperand]:
         else:
             found.append(use)
     return found
-
-
-def _loaded(load: ir.Operation) -> str:
-    return ir.FlatSymbolRefAttr(load.attributes["global"]).value
-
-
-def _producer(value: ir.Value) -> ir.Operation | None:
-    return None if isinstance(value.owner, ir.Block) else value.owner.operation

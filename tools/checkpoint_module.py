@@ -13,11 +13,10 @@ from iree.compiler.dialects import arith, func, linalg, tensor
 
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import dynamic_sizes, generic
-from block32.lowering.problem import BLOCK_K, ceil_div
+from block32.lowering.problem import BLOCK_K, SCALE_TYPE, ceil_div
 from block32.passes.canonical import MatmulOperands, build
 from block32.passes.quantizing.marked import (
     load_codes,
-    load_global,
     load_scales,
     marked_matmul,
 )
@@ -26,7 +25,7 @@ from block32.passes.quantizing.weights import (
     define_parameter,
     define_parameters,
 )
-from block32.passes.raising.contraction import SCALE_TYPE
+from block32.passes.symbols import load_global
 from block32.runtime.checkpoint.convert import ImportedWeight
 
 #: What a function takes: an activation that is quantised at run time, one that is multiplied as it

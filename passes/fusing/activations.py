@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from iree.compiler import ir
 
+from block32.passes.walk import producer
+
 #: Reads an activation that ends in an op: its name and its argument, or None.
 Reader = Callable[[ir.Operation], "tuple[str, ir.Value] | None"]
 
@@ -23,11 +25,6 @@ def read_activation(value: ir.Value) -> tuple[str, ir.Value] | None:
         if found is not None:
             return found
     return None
-
-
-def producer(value: ir.Value) -> ir.Operation | None:
-    """The op that gives ``value``; None for an argument."""
-    return None if isinstance(value.owner, ir.Block) else value.owner.operation
 
 
 def constant_of(value: ir.Value) -> float | None:

@@ -11,9 +11,9 @@ from iree.compiler import ir
 from block32.passes.fusing.activations import (
     constant_of,
     is_sigmoid,
-    producer,
     read_activation,
 )
+from block32.passes.walk import producer
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from iree.compiler import ir
 from block32.passes.raising.contraction import ACTIVATION_TYPES, Operand
 from block32.passes.raising.dequantized_matmul import OP_NAMES, operands_of
 from block32.passes.raising.views import through_views
-from block32.passes.symbols import symbol_of
-from block32.passes.walk import operations_named
+from block32.passes.symbols import LOAD_NAME, global_of, symbol_of, value_of_global
+from block32.passes.walk import operations_named, producer
 
 _PARAMETER = re.compile(r'#flow\.parameter\.named<(?:"([^"]*)"::)?"([^"]*)">')
 
@@ -114,18 +114,17 @@ def _order(weight: Operand, n: int, k: int) -> bool | None:
 
 def _source(value: ir.Value, symbols: ir.SymbolTable) -> Source | None:
     """The constant or the immutable global that a value is."""
-    if isinstance(value.owner, ir.Block):
+    op = producer(value)
+    if op is None:
         return None
-    op = value.owner.operation
     if op.name == "arith.constant":
         return Source(None, value=op.attributes["value"])
-    if op.name != "util.global.load":
+    if op.name != LOAD_NAME:
         return None
-    symbol = ir.FlatSymbolRefAttr(op.attributes["global"]).value
-    definition = symbols[symbol].operation
-    if "is_mutable" in definition.attributes or "initial_value" not in definition.attributes:
+    symbol = global_of(op)
+    initial = value_of_global(symbols[symbol].operation)
+    if initial is None:
         return None
-    initial = definition.attributes["initial_value"]
     parameter = _parameter(initial)
     return Source(symbol, *parameter) if parameter else Source(symbol, value=initial)
 

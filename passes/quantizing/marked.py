@@ -10,10 +10,11 @@ from iree.compiler.dialects import arith, linalg, tensor
 from block32.dialects.block_scale import LHS_ATTRIBUTE, RHS_ATTRIBUTE, BlockScale
 from block32.lowering.common.index import constant
 from block32.lowering.common.tensors import bitcast, dynamic_sizes
+from block32.lowering.problem import SCALE_TYPE
 from block32.passes.canonical import is_zero_fill
 from block32.passes.quantizing.layers import Layer
 from block32.passes.quantizing.weights import QuantizedWeight
-from block32.passes.raising.contraction import SCALE_TYPE
+from block32.passes.symbols import load_global
 from block32.runtime.quantizer import FORMATS
 
 
@@ -49,16 +50,6 @@ def load_scales(weight: QuantizedWeight) -> ir.Value:
     stored = _load_bytes(weight.scale_symbol, weight.scale_shape)
     element = ir.Type.parse(SCALE_TYPE)
     return bitcast(stored, ir.RankedTensorType.get(list(weight.scale_shape), element))
-
-
-def load_global(symbol: str, type_: ir.Type) -> ir.Value:
-    """``util.global.load`` at the insertion point."""
-    load = ir.Operation.create(
-        "util.global.load",
-        results=[type_],
-        attributes={"global": ir.FlatSymbolRefAttr.get(symbol)},
-    )
-    return load.result
 
 
 def _load_bytes(symbol: str, shape: tuple[int, int]) -> ir.Value:

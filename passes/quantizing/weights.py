@@ -21,6 +21,7 @@ from block32.lowering.problem import ceil_div
 from block32.passes.constants import read_floats
 from block32.passes.quantizing.layers import Layer, Source, find_layers, globals_of_parameter
 from block32.passes.raising.marked_matmul import is_marked
+from block32.passes.symbols import LOAD_NAME, global_of
 from block32.passes.walk import operations_named
 from block32.runtime.quantizer import FORMATS, Loss, quantize_slabs, slab_rows
 
@@ -245,15 +246,15 @@ class WeightStore:
         for op in reversed(_pure_ops(self._module)):
             if not any(list(result.uses) for result in op.results):
                 op.erase()
-            elif op.name == "util.global.load":
-                is_read.add(ir.FlatSymbolRefAttr(op.attributes["global"]).value)
+            elif op.name == LOAD_NAME:
+                is_read.add(global_of(op))
         for symbol in self._replaced - is_read:
             self._symbols.erase(self._symbols[symbol])
 
 
 #: Ops between a weight and its matmul.
 _VIEWS = (
-    "util.global.load",
+    LOAD_NAME,
     "arith.constant",
     "tensor.empty",
     "linalg.transpose",
@@ -281,8 +282,8 @@ def _read_by_others(module: ir.Module) -> set[str]:
     """The globals that anything but linear layers, as their weight, reads."""
     layers = {layer.op for layer in find_layers(module) if not is_marked(layer.op)}
     return {
-        ir.FlatSymbolRefAttr(load.attributes["global"]).value
-        for load in operations_named(module, "util.global.load")
+        global_of(load)
+        for load in operations_named(module, LOAD_NAME)
         if not _feeds_only(layers, load.results[0])
     }
 

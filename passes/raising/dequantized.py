@@ -30,6 +30,7 @@ from block32.passes.raising.views import (
     source_of_slice,
     source_of_view,
 )
+from block32.passes.symbols import LOAD_NAME, global_of, value_of_global
 
 #: Elementwise ops that keep a product of a code and a scale what it is. Rounding an fp8 value
 #: times a power of two to bf16 or f16 is exact, but where it leaves the range of f16.
@@ -41,7 +42,7 @@ _UNSIGNED = ("arith.uitofp", "arith.extui")
 _BIAS = 127
 BYTE = "i8"
 #: What a scale of a wider float type comes from, if its values are known.
-_CONSTANTS = ("arith.constant", "util.global.load")
+_CONSTANTS = ("arith.constant", LOAD_NAME)
 
 
 class _OtherError(Exception):
@@ -161,10 +162,7 @@ def _constant_of(op: ir.Operation, symbols: ir.SymbolTable) -> ir.Attribute | No
     """The value that an op gives on every run."""
     if op.name == "arith.constant":
         return op.attributes["value"]
-    definition = symbols[ir.FlatSymbolRefAttr(op.attributes["global"]).value].operation
-    is_mutable = "is_mutable" in definition.attributes
-    has_value = "initial_value" in definition.attributes
-    return definition.attributes["initial_value"] if has_value and not is_mutable else None
+    return value_of_global(symbols[global_of(op)].operation)
 
 
 class _Part(Enum):

@@ -33,6 +33,7 @@ from block32.passes.raising.contraction import (
     is_on_tensors,
 )
 from block32.passes.raising.views import through_views
+from block32.passes.symbols import load_global
 
 #: Attributes of ours that stay on ops.
 _OTHER_ATTRIBUTES: Final = (KERNEL_ATTRIBUTE, COMPOSITE_ATTRIBUTE)
@@ -231,12 +232,7 @@ def _load_global(name: str, symbol: str, symbols: ir.SymbolTable) -> ir.Value:
         raise NotServedError(f"expected @{symbol} to be a util.global but got {definition.name}")
     global_type = ir.TypeAttr(definition.attributes["type"]).value
     _check_scale_type(global_type, name)
-    load = ir.Operation.create(
-        "util.global.load",
-        results=[global_type],
-        attributes={"global": ir.FlatSymbolRefAttr.get(symbol)},
-    )
-    return load.result
+    return load_global(symbol, global_type)
 
 
 def _check_scale_type(found: ir.Type, name: str) -> None:

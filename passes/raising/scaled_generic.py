@@ -11,6 +11,7 @@ from __future__ import annotations
 from iree.compiler import ir
 
 from block32.passes.raising.contraction import NotServedError, Operand, ScaledContraction
+from block32.passes.walk import producer
 
 OP_NAME = "linalg.generic"
 _EXTEND = "arith.scaling_extf"
@@ -62,8 +63,7 @@ def _factors(product: ir.Value) -> list[ir.Value]:
 
 
 def _producer(value: ir.Value, name: str) -> ir.Operation:
-    owner = value.owner
-    operation = None if isinstance(owner, ir.Block) else owner.operation
+    operation = producer(value)
     if operation is None or operation.name != name:
         raise NotServedError(f"expected an {name} in the body")
     return operation
