@@ -67,8 +67,7 @@ class _Columns:
 
     def emit(self) -> None:
         """The loop over the workgroup's columns, a few groups of 16 at a time."""
-        flag = ops.load_scalar(pack.folded_flags(self.kernel, 1), [0])
-        x_folded = arith.trunci(ops.i1(), flag)
+        x_folded = pack.is_folded(pack.folded_flags(self.kernel, 1), 0)
         first = self.kernel.workgroup_id() * self.columns
         last = minimum(first + self.columns, self.problem.n)
 
@@ -154,11 +153,10 @@ class _Columns:
         self, column: Index, block: Index, totals: list[ir.Value], sums: list[ir.Value]
     ) -> list[ir.Value]:
         """``totals`` plus a block's sums times the weight's scale; x is scaled already."""
-        factors = []
-        for vector_number in range(self.vectors):
-            factor = power_of_two(self._scale_bytes(column, vector_number, block))
-            unit = ops.splat(self.decoder.unit, factor.type)
-            factors.append(factor if self.decoder.unit == 1 else arith.mulf(factor, unit))
+        factors = [
+            power_of_two(self._scale_bytes(column, number, block), self.decoder.unit)
+            for number in range(self.vectors)
+        ]
         return [
             scale_and_add(self.isa, total, value, factors[i % self.vectors])
             for i, (total, value) in enumerate(zip(totals, sums, strict=True))

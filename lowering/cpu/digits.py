@@ -28,12 +28,10 @@ from block32.lowering.cpu import ops
 from block32.lowering.cpu.formats import SMALL_FLOATS, SmallFloat
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
+from block32.lowering.problem import ScaledMatmul, ceil_div
 
 #: Elements of K in a chunk.
 CHUNK = 128
-#: Blocks of a chunk.
-BLOCKS = CHUNK // BLOCK_K
 #: Bytes of an operand.
 BYTES = 64
 #: Added to twice a weight, which is at least -12.

@@ -157,17 +157,17 @@ def _all_safe(scales: ir.Value, start: Index, count: Index) -> ir.Value:
     return _is_safe(reduced)
 
 
-def power_of_two(scales: ir.Value) -> ir.Value:
-    """2^(byte - 127) as f32 for safe bytes: the byte is the exponent field.
+def power_of_two(scales: ir.Value, unit: float = 1.0) -> ir.Value:
+    """``unit`` times 2^(byte - 127) as f32 for safe bytes: the byte is the exponent field.
 
     Larger bytes belong to blocks of zeros: they get a factor that stays finite when multiplied on.
     """
     scales = arith.minui(scales, ops.splat(SAFE_BYTES.stop - 1, scales.type))
     words = ops.convert(arith.extui, scales, ops.i32())
     bits = arith.shli(words, ops.splat(23, words.type))
-    if ops.is_vector(bits.type):
-        return ops.bitcast(bits, ops.f32())
-    return arith.bitcast(ops.f32(), bits)
+    is_vector = ops.is_vector(bits.type)
+    power = ops.bitcast(bits, ops.f32()) if is_vector else arith.bitcast(ops.f32(), bits)
+    return power if unit == 1 else arith.mulf(power, ops.splat(unit, power.type))
 
 
 class Factors:
@@ -193,9 +193,7 @@ class Factors:
     def of_safe(self, scale: ir.Value) -> ir.Value:
         """The factors of scale bytes that are safe to fold."""
         if self._is_float:
-            factor = power_of_two(scale)
-            unit = ops.splat(self._unit, factor.type)
-            return factor if self._unit == 1 else arith.mulf(factor, unit)
+            return power_of_two(scale, self._unit)
         words = ops.convert(arith.extui, scale, ops.i32())
         exponent = arith.subi(words, ops.splat(127, words.type))
         field = arith.shli(exponent, ops.splat(7, words.type))

@@ -165,21 +165,20 @@ class _Panel:
         ops.prefetch(self._weights, position)
 
     def _existing_row(self, row: Index) -> Index:
-        """The row, or the last one: columns past N are computed from it and never stored."""
-        return row if self._problem.n % self.rows == 0 else minimum(row, self._problem.n - 1)
+        return operands.existing_row(self._problem, row, self.rows)
 
     def _fill_factors(
         self, scale_row: Index, first_chunk: Index, chunks: Index, is_folded: ir.Value
     ) -> None:
         """What a row's chunks are multiplied by, each block's in the lanes of its pairs."""
+        size = self._isa.chunk
 
         def fill(i: IndexValue) -> None:
             chunk = first_chunk + i
 
             def load(count: int) -> ir.Value:
-                return operands.load_chunk_scales(self._isa, self._scales, scale_row, chunk, count)
+                return operands.load_chunk_scales(self._scales, scale_row, chunk, count, size)
 
-            size = self._isa.chunk
             scales = operands.whole_or_short(self._problem.k, size, chunk, size // BLOCK_K, load)
             factors = operands.spread_blocks(self._isa, self._factors.of(scales, is_folded))
             ops.store(factors, self._chunk_factors, [i, 0], 64)
@@ -266,8 +265,8 @@ class _Matrix:
         """Multiply every slab with the panel."""
 
         def multiply(slab: IndexValue) -> None:
-            flag = ops.load_scalar(self.flags, [self.first_slab + slab])
-            both_folded = arith.andi(arith.trunci(ops.i1(), flag), is_folded)
+            x_folded = pack.is_folded(self.flags, self.first_slab + slab)
+            both_folded = arith.andi(x_folded, is_folded)
             ops.choose(
                 arith.andi(both_folded, granted),
                 lambda: self._multiply_tiles(column, slab, k),

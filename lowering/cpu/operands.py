@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from iree.compiler import ir
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index
+from block32.lowering.common.index import Index, IndexValue, minimum
 from block32.lowering.common.weight_layout import WeightLayout
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.fold import FoldCheck
@@ -83,11 +83,25 @@ def rhs_fold_check(kernel: KernelContext, layout: WeightLayout | None = None) ->
     return FoldCheck(problem, problem.rhs, codes, scales, problem.n, share, layout)
 
 
+def group_may_fold(kernel: KernelContext, column: IndexValue, rows: Index) -> ir.Value:
+    """Whether ``rows`` rows of w from ``column`` on may be folded: blocks of 32 share one scale."""
+    share = kernel.problem.rhs_block[0]
+    return rhs_fold_check(kernel).may_fold(column // share, rows if share == 1 else 1)
+
+
 def _row_memref(kernel: KernelContext, name: str, columns: int, element: str) -> ir.Value:
     """A memref with a row for each row of x."""
     if isinstance(kernel.m, int):
         return kernel.memref(name, f"memref<{kernel.m}x{columns}x{element}>")
     return kernel.memref(name, f"memref<?x{columns}x{element}>", (kernel.m,))
+
+
+def existing_row(problem: ScaledMatmul, row: Index, multiple: int) -> Index:
+    """The row of w, or the last one: columns past N are computed from it and never stored.
+
+    There are none where N is a multiple of the ``multiple`` rows that are taken together.
+    """
+    return row if problem.n % multiple == 0 else minimum(row, problem.n - 1)
 
 
 def padded_k(problem: ScaledMatmul, isa: InstructionSet) -> int:
@@ -136,10 +150,10 @@ def whole_or_short(
 
 
 def load_chunk_scales(
-    isa: InstructionSet, scales: ir.Value, row: Index, chunk: Index, count: int
+    scales: ir.Value, row: Index, chunk: Index, count: int, size: int
 ) -> ir.Value:
-    """The scale bytes of a row's blocks in one chunk of K, of which ``count`` elements exist."""
-    blocks = isa.chunk // BLOCK_K
+    """The scale bytes of a row in one chunk of ``size`` K, of which ``count`` elements exist."""
+    blocks = size // BLOCK_K
     present = ceil_div(count, BLOCK_K)
     return ops.load_first(scales, [row, chunk * blocks], present, blocks)
 

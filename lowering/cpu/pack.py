@@ -35,7 +35,7 @@ from block32.lowering.cpu.isa import BF16_EXACT, InstructionSet, instruction_set
 from block32.lowering.cpu.registers import transpose
 from block32.lowering.cpu.scales import ONE_BYTE, Exponents
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import BLOCK_K, ScaledMatmul, ceil_div
+from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
 VALUES = "lhs_values"
 EXPONENTS = "lhs_exponents"
@@ -149,6 +149,11 @@ def folded_flags(kernel: KernelContext, parts: Index) -> ir.Value:
     if isinstance(parts, int):
         return kernel.memref(FOLDED, f"memref<{parts}xi32>")
     return kernel.memref(FOLDED, "memref<?xi32>", (parts,))
+
+
+def is_folded(flags: ir.Value, part: Index) -> ir.Value:
+    """The flag of a row or slab, as an i1."""
+    return arith.trunci(ops.i1(), ops.load_scalar(flags, [part]))
 
 
 def packs_rows(tier: KernelTier) -> bool:
@@ -277,7 +282,7 @@ class _Packer:
         values = self.reader.in_operand_order(row, chunk * self.isa.chunk, count)
         if self.scales is None:
             return values
-        scales = operands.load_chunk_scales(self.isa, self.scales, row, chunk, count)
+        scales = operands.load_chunk_scales(self.scales, row, chunk, count, self.isa.chunk)
         factors = operands.spread_blocks(self.isa, self.factors.of(scales, is_folded))
         return [self.factors.apply(value, factors) for value in values]
 
@@ -307,7 +312,7 @@ class _RowPacker(_Packer):
         values = self.in_operand_order(row, is_folded, chunk, count)
         exponents = ops.broadcast(self.exponents.zero(), self.isa.lanes)
         if self.scales is not None:
-            scales = operands.load_chunk_scales(self.isa, self.scales, row, chunk, count)
+            scales = operands.load_chunk_scales(self.scales, row, chunk, count, self.isa.chunk)
             left = self.exponents.from_bytes(self.remaining_scale(scales, is_folded))
             exponents = operands.spread_blocks(self.isa, left)
         for i, value in enumerate(values):
@@ -355,8 +360,7 @@ class _DigitPacker(_Packer):
     def _pack_scales(self, halves: list[ir.Value], row: Index, chunk: Index, count: int) -> None:
         """The scales of a chunk as factors and as exponents."""
         assert self.scales is not None
-        present = ceil_div(count, BLOCK_K)
-        scales = ops.load_first(self.scales, [row, chunk * digits.BLOCKS], present, digits.BLOCKS)
+        scales = operands.load_chunk_scales(self.scales, row, chunk, count, digits.CHUNK)
         factors, exponents = power_of_two(scales), self.exponents.from_bytes(scales)
         unit = ops.splat(self.unit, exponents.type)
         kinds = {

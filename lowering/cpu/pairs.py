@@ -13,7 +13,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import Index, IndexValue, minimum
+from block32.lowering.common.index import Index, IndexValue
 from block32.lowering.cpu import operands, ops, pack
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import power_of_two
@@ -25,7 +25,7 @@ from block32.lowering.cpu.registers import (
     zero_accumulator,
 )
 from block32.lowering.cpu.scales import Exponents
-from block32.lowering.cpu.store import GROUP, ResultStore
+from block32.lowering.cpu.store import GROUP, ResultStore, for_groups
 from block32.lowering.cpu.tiled import Partition
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
@@ -60,14 +60,10 @@ class _Pairs:
 
     def emit(self) -> None:
         """The loop over the workgroup's groups of 16 columns."""
-        first = self.kernel.workgroup_id(0) * self.columns
-        last = minimum(first + self.columns, self.problem.n)
-        ops.repeat(first, last, GROUP, self._group)
+        for_groups(self.kernel, self.columns, self._group)
 
-    def _group(self, column: IndexValue) -> None:
+    def _group(self, column: IndexValue, present: Index) -> None:
         """16 rows of w, then 16 columns of y."""
-        n, share = self.problem.n, self.problem.rhs_block[0]
-        present: Index = GROUP if n % GROUP == 0 else minimum(n - column, GROUP)
 
         def multiply(is_folded: bool) -> None:
             def some_rows(offset: IndexValue) -> None:
@@ -75,10 +71,8 @@ class _Pairs:
 
             ops.repeat(0, present, self.weight_rows, some_rows)
 
-        x_folded = arith.trunci(ops.i1(), ops.load_scalar(self.flags, [self.slab]))
-        check = operands.rhs_fold_check(self.kernel)
-        w_may_fold = check.may_fold(column // share, present if share == 1 else 1)
-        may_fold = arith.andi(x_folded, w_may_fold)
+        x_folded = pack.is_folded(self.flags, self.slab)
+        may_fold = arith.andi(x_folded, operands.group_may_fold(self.kernel, column, present))
         ops.choose(may_fold, lambda: multiply(True), lambda: multiply(False))
         for row in range(self.rows):
             y_row = self.slab * self.rows + row
@@ -87,10 +81,10 @@ class _Pairs:
 
     def _weight_rows(self, column: Index, offset: Index, is_folded: bool) -> None:
         """Some rows of w with the slab, into the sums on the stack."""
-        last = self.problem.n - 1
-        rows = [column + offset + j for j in range(self.weight_rows)]
-        if self.problem.n % GROUP:
-            rows = [minimum(row, last) for row in rows]
+        rows = [
+            operands.existing_row(self.problem, column + offset + j, GROUP)
+            for j in range(self.weight_rows)
+        ]
         tiles = [(j, row) for j in range(0, self.weight_rows, 2) for row in range(0, self.rows, 2)]
 
         def chunk(number: Index, count: int, totals: list[ir.Value]) -> list[ir.Value]:

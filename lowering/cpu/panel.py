@@ -217,8 +217,7 @@ class Panel:
             ops.store(operand, self._buffer, [step + i // vectors, position], 64)
 
     def _existing_row(self, row: Index) -> Index:
-        """The row, or the last one: columns past N are computed from it and never stored."""
-        return row if self._problem.n % COLUMNS == 0 else minimum(row, self._problem.n - 1)
+        return operands.existing_row(self._problem, row, COLUMNS)
 
     def _fill_scales(self, column: Index, first_block: Index, is_folded: ir.Value) -> None:
         """The factors and the exponents of every block and column of the panel.

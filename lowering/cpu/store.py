@@ -4,17 +4,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.lowering.common.epilogue import apply_epilogue
-from block32.lowering.common.index import Index
+from block32.lowering.common.index import Index, IndexValue, minimum
 from block32.lowering.cpu import ops
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.target import RESULT
 
 #: Columns that are finished and stored together.
 GROUP = 16
+
+
+def for_groups(
+    kernel: KernelContext, columns: int, body: Callable[[IndexValue, Index], None]
+) -> None:
+    """Walk a workgroup's ``columns`` in groups of 16: ``body(first column, how many exist)``."""
+    n = kernel.problem.n
+    first = kernel.workgroup_id() * columns
+    last = minimum(first + columns, n)
+
+    def group(column: IndexValue) -> None:
+        body(column, GROUP if n % GROUP == 0 else minimum(n - column, GROUP))
+
+    ops.repeat(first, last, GROUP, group)
 
 
 class ResultStore:

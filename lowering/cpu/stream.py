@@ -29,9 +29,9 @@ from block32.lowering.cpu.registers import (
 )
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.staging import Staging
-from block32.lowering.cpu.store import GROUP, ResultStore
+from block32.lowering.cpu.store import GROUP, ResultStore, for_groups
 from block32.lowering.kernel_context import KernelContext
-from block32.lowering.problem import BLOCK_K, ScaledMatmul
+from block32.lowering.problem import ScaledMatmul
 
 #: Bytes of stack that the factors of a 32-row block may take; IREE allows 32 KiB in all.
 _FACTOR_STACK = 16 * 1024
@@ -124,15 +124,11 @@ class Stream:
 
     def emit(self) -> None:
         """The loop over the workgroup's groups of 16 columns."""
-        first = self.kernel.workgroup_id() * self.columns
-        last = minimum(first + self.columns, self.problem.n)
-        ops.repeat(first, last, GROUP, self._group)
+        for_groups(self.kernel, self.columns, self._group)
 
-    def _group(self, column: IndexValue) -> None:
+    def _group(self, column: IndexValue, present: Index) -> None:
         """16 rows of w, then 16 columns of y for every slab of x."""
-        n = self.problem.n
-        present: Index = GROUP if n % GROUP == 0 else minimum(n - column, GROUP)
-        may_fold = self._weights_may_fold(column, present)
+        may_fold = operands.group_may_fold(self.kernel, column, present)
         if self.block_factors is not None:
             with ops.when(may_fold):
                 self._fill_block_factors(column // self.problem.rhs_block[0])
@@ -158,11 +154,6 @@ class Stream:
             combined = arith.andi(combined, ops.load_scalar(self.flags, [first + row]))
         return arith.trunci(ops.i1(), combined)
 
-    def _weights_may_fold(self, column: IndexValue, present: Index) -> ir.Value:
-        share = self.problem.rhs_block[0]
-        rows = present if share == 1 else 1
-        return operands.rhs_fold_check(self.kernel).may_fold(column // share, rows)
-
     def _store_row(self, slab: Index, row: int, column: Index) -> None:
         y_row = slab * self.rows + row
         with ops.when(ops.is_below(y_row, self.kernel.m)):
@@ -185,20 +176,10 @@ class Stream:
 
     def _load_factors(self, scale_row: Index, chunk: Index, count: int) -> ir.Value:
         """What a chunk's weights or sums are multiplied by, each in the lanes of its block."""
-        scales = self._chunk_scales(scale_row, chunk, count)
+        scales = operands.load_chunk_scales(self.scales, scale_row, chunk, count, self.chunk)
         if self.scales_weights:
             return operands.spread_blocks(self.isa, self.factors.of_safe(scales))
-        factors = operands.spread_blocks(self.isa, power_of_two(scales))
-        if self.decoder.unit == 1:
-            return factors
-        return arith.mulf(factors, ops.splat(self.decoder.unit, factors.type))
-
-    def _chunk_scales(self, scale_row: Index, chunk: Index, count: int) -> ir.Value:
-        """The scale bytes of w for a chunk's blocks."""
-        blocks = self.chunk // BLOCK_K
-        return ops.load_first(
-            self.scales, [scale_row, chunk * blocks], -(-count // BLOCK_K), blocks
-        )
+        return operands.spread_blocks(self.isa, power_of_two(scales, self.decoder.unit))
 
     def _multiply_exactly(self, column: Index, slab: Index, present: Index) -> None:
         """The sums of 16 rows of w for any scales."""
@@ -261,8 +242,7 @@ class Stream:
     def _existing_rows(self, column: Index, r: Index) -> list[Index]:
         """The rows of w that are multiplied together; the last one instead of those past N."""
         rows = [column + r + j for j in range(self.weight_rows)]
-        last = self.problem.n - 1
-        return [minimum(row, last) for row in rows] if self.problem.n % GROUP else rows
+        return [operands.existing_row(self.problem, row, GROUP) for row in rows]
 
     def _rest(self, r: Index, sums: list[ir.Value]) -> None:
         """Leave sums on the stack until the next part of K."""
@@ -381,7 +361,7 @@ class Stream:
         for j, weight_row in enumerate(rows):
             weights = self._decode(weight_row, chunk, count, raw=False)
             scale_row = weight_row // self.problem.rhs_block[0]
-            scales = self._chunk_scales(scale_row, chunk, count)
+            scales = operands.load_chunk_scales(self.scales, scale_row, chunk, count, self.chunk)
             weight_exponents = operands.spread_blocks(self.isa, self.exponents.from_bytes(scales))
             for row in range(self.rows):
                 x_exponents = self.load_x_exponents(slab, row, chunk)

@@ -207,8 +207,7 @@ class _Tiled:
         self.panel.fill(column, k, is_folded)
 
         def slab(slab: IndexValue) -> None:
-            flag = ops.load_scalar(self.flags, [self.first_slab + slab])
-            x_folded = arith.trunci(ops.i1(), flag)
+            x_folded = pack.is_folded(self.flags, self.first_slab + slab)
             if self.widened:
                 self.widened.fill(self.first_slab + slab, k, self._depth(k))
             ops.choose(
