@@ -43,7 +43,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from iree import runtime
-from iree.compiler import ir
 from rich.console import Console
 from rich.table import Table
 
@@ -55,11 +54,11 @@ from benchmarks.turns import (
     start_with,
     thread_count,
 )
-from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
+from block32.lowering.cpu.target import CpuTarget, compile_flags
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.iree_compile import device_facts, run_iree_compile
+from block32.tools.standalone import compile_standalone
 
 DEFAULT_SHAPES = ((1, 4096, 4096), (8, 7168, 2048), (32, 7168, 2048), (256, 4096, 4096))
 OURS = "block32"
@@ -170,13 +169,11 @@ def our_module(problem: ScaledMatmul, flags: tuple[str, ...]) -> bytes:
     target = CpuTarget()
     config = target.select(problem, device_facts(flags)).config
     assert config is not None
-    with ir.Context(), ir.Location.unknown():
-        source = str(build_standalone_module(KernelSpec(problem, target, config.tiers)))
-    return run_iree_compile(["-", *flags], stdin=source.encode())
+    return compile_standalone(KernelSpec(problem, target, config.tiers), flags)
 
 
-def iree_contender(name: str, vmfb: bytes, arrays: list[np.ndarray]) -> Contender:
-    """A compiled module whose operands are on the device already.
+def iree_contender(name: str, vmfb: bytes, *calls: list[np.ndarray]) -> Contender:
+    """A compiled module whose operands are on the device already; a run makes all of ``calls``.
 
     It is called below IREE's Python wrapper of functions, which takes 0.04 ms a call.
     """
@@ -185,15 +182,21 @@ def iree_contender(name: str, vmfb: bytes, arrays: list[np.ndarray]) -> Contende
     context = runtime.VmContext(config.vm_instance, modules=[*config.default_vm_modules, module])
     function = module.lookup_function("main")
     assert function is not None
-    operands = runtime.VmVariantList(len(arrays))
-    for array in arrays:
-        view: Any = runtime.asdevicearray(config.device, array)._buffer_view
-        operands.push_ref(view)
+    operands = [_on_device(config.device, arrays) for arrays in calls]
 
     def run() -> None:
-        context.invoke(function, operands, runtime.VmVariantList(1))
+        for of_call in operands:
+            context.invoke(function, of_call, runtime.VmVariantList(1))
 
     return Contender(name, run)
+
+
+def _on_device(device: runtime.HalDevice, arrays: list[np.ndarray]) -> runtime.VmVariantList:
+    operands = runtime.VmVariantList(len(arrays))
+    for array in arrays:
+        view: Any = runtime.asdevicearray(device, array)._buffer_view
+        operands.push_ref(view)
+    return operands
 
 
 def contenders(shape: Shape, flags: tuple[str, ...], without: list[str]) -> list[Contender]:
@@ -352,13 +355,21 @@ def draw_roofline(results: dict[Shape, list[Contender]], path: Path) -> None:
 
 def parse_shape(text: str) -> Shape:
     """``MxNxK`` as three positive integers."""
-    try:
-        m, n, k = (int(part) for part in text.split("x"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected MxNxK but got '{text}'") from None
-    if min(m, n, k) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive sizes but got '{text}'")
+    m, n, k = parse_sizes(text, "MxNxK")
     return m, n, k
+
+
+def parse_sizes(text: str, form: str) -> list[int]:
+    """As many positive integers as ``form`` has letters between ``x``."""
+    try:
+        sizes = [int(part) for part in text.split("x")]
+    except ValueError:
+        sizes = []
+    if len(sizes) != len(form.split("x")):
+        raise argparse.ArgumentTypeError(f"expected {form} but got '{text}'")
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive sizes but got '{text}'")
+    return sizes
 
 
 def main() -> int:
@@ -380,7 +391,7 @@ def main() -> int:
     options = parser.parse_args()
     start_with(options.pages, options.threads)
     give_way()
-    flags = (*CpuTarget().compile_flags()[:-1], f"--iree-llvmcpu-target-cpu={options.cpu}")
+    flags = compile_flags(options.cpu)
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
     results: dict[Shape, list[Contender]] = {}

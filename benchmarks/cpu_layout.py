@@ -5,35 +5,30 @@
     python -m benchmarks.cpu_layout                                # AVX2 and AVX-512, some shapes
     python -m benchmarks.cpu_layout 8x4096x4096 --cpu=haswell      # one shape, with AVX2 kernels
 
-Both sides take turns, each round in another order, over several copies of the weight, so that it
-comes from memory and not from a cache. What is printed is how many times as fast the kernels over a
-repacked weight are: by medians of the clock and of processor time, and the quarters of the
-rounds' own ratios. CPUs that this machine cannot run, and those whose kernels read plain weights
+Both sides take turns (``turns.py`` says how) over several copies of the weight, so that it comes
+from memory and not from a cache. What is printed is how many times as fast the kernels over a
+repacked weight are: by medians of the clock and of processor time, and the quarters of the ratios
+of single runs. CPUs that this machine cannot run, and those whose kernels read plain weights
 alone, are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import os
 import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from iree import runtime
-from iree.compiler import ir
 
-from benchmarks.cpu import Shape, our_operands, parse_shape
+from benchmarks.cpu import Shape, iree_contender, our_operands, parse_shape
+from benchmarks.turns import Contender, give_way, measure, start_with
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.weight_layout import LAYOUTS, PLAIN
-from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
+from block32.lowering.cpu.target import CpuTarget, compile_flags
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
-from block32.tools.iree_compile import device_facts, run_iree_compile
+from block32.tools.iree_compile import device_facts
+from block32.tools.standalone import compile_standalone
 
 CPUS = ("haswell", "skylake-avx512", "icelake-server")
 SHAPES = ((1, 4096, 4096), (4, 4096, 4096), (8, 4096, 4096), (32, 7168, 2048), (256, 4096, 4096))
@@ -41,49 +36,20 @@ SHAPES = ((1, 4096, 4096), (4, 4096, 4096), (8, 4096, 4096), (32, 7168, 2048), (
 COLD_BYTES = 96 << 20
 
 
-@dataclass
-class Side:
-    """One of the two kernels.
-
-    Attributes:
-        run: Computes the matmul once with each copy of the weight.
-        seconds: What each round took on the clock.
-        cpu_seconds: And in processor time, over all threads.
-    """
-
-    run: Callable[[], Any]
-    seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
-
-    def take_turn(self) -> None:
-        """Run once, and note what that took."""
-        start, cpu_start = time.perf_counter(), time.process_time()
-        self.run()
-        self.seconds.append(time.perf_counter() - start)
-        self.cpu_seconds.append(time.process_time() - cpu_start)
-
-
-def build_side(
+def side(
     problem: ScaledMatmul,
     tiers: tuple[KernelTier, ...],
     flags: tuple[str, ...],
     operands: list[np.ndarray],
-) -> Side:
-    """Compile the tiers, and put the operands on the device."""
-    with ir.Context(), ir.Location.unknown():
-        source = str(build_standalone_module(KernelSpec(problem, CpuTarget(), tiers)))
-    vmfb = run_iree_compile(["-", *flags], stdin=source.encode())
-    config = runtime.Config("local-task")
-    module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
-    function = runtime.load_vm_module(module, config)["main"]
+) -> Contender:
+    """Kernels of ``tiers``; a run multiplies once with each copy of the weight."""
     x, w, *scales = operands
-    if tiers[0].weight_layout != PLAIN:
-        w = LAYOUTS[tiers[0].weight_layout].pack(w)
-    x, *scales = (runtime.asdevicearray(config.device, array) for array in (x, *scales))
-    copies = [
-        runtime.asdevicearray(config.device, w) for _ in range(max(COLD_BYTES // w.nbytes, 1))
-    ]
-    return Side(lambda: [function(x, copy, *scales) for copy in copies])
+    layout = tiers[0].weight_layout
+    if layout != PLAIN:
+        w = LAYOUTS[layout].pack(w)
+    copies = [[x, w, *scales]] * max(COLD_BYTES // w.nbytes, 1)
+    vmfb = compile_standalone(KernelSpec(problem, CpuTarget(), tiers), flags)
+    return iree_contender(layout, vmfb, *copies)
 
 
 def compare(shape: Shape, flags: tuple[str, ...], rounds: int) -> str | None:
@@ -101,12 +67,9 @@ def compare(shape: Shape, flags: tuple[str, ...], rounds: int) -> str | None:
     x, w = (rng.standard_normal(size, np.float32) for size in ((m, k), (n, k)))
     operands = our_operands(problem, x, w)
     plain, packed = (
-        build_side(problem, tiers, flags, operands) for tiers in (config.tiers, others.tiers)
+        side(problem, tiers, flags, operands) for tiers in (config.tiers, others.tiers)
     )
-    order = random.Random(0)
-    for _ in range(rounds):
-        for side in order.sample([plain, packed], 2):
-            side.take_turn()
+    measure([plain, packed], rounds)
     clock, cpu = (
         statistics.median(getattr(plain, name)) / statistics.median(getattr(packed, name))
         for name in ("seconds", "cpu_seconds")
@@ -122,12 +85,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("shapes", nargs="*", type=parse_shape, metavar="MxNxK")
     parser.add_argument("--cpu", action="append", help="a CPU as LLVM names it; may be repeated")
-    parser.add_argument("--rounds", type=int, default=15, help="turns that both sides take")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that both sides take")
     options = parser.parse_args()
-    local = CpuTarget().compile_flags()[:-1]
-    here = device_facts((*local, "--iree-llvmcpu-target-cpu=host")).cpu_features
+    start_with("huge", os.cpu_count() or 1)
+    give_way()
+    here = device_facts(compile_flags("host")).cpu_features
     for cpu in options.cpu or CPUS:
-        flags = (*local, f"--iree-llvmcpu-target-cpu={cpu}")
+        flags = compile_flags(cpu)
         used = {f for f in device_facts(flags).cpu_features if f.startswith(("avx", "fma", "f16c"))}
         if not used <= here:
             print(f"{cpu}: this machine lacks {', '.join(sorted(used - here))}")

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cpu import DEFAULT_SHAPES, Shape, our_module, our_operands, parse_shape
-from block32.lowering.cpu.target import CpuTarget
+from block32.lowering.cpu.target import compile_flags
 from block32.lowering.problem import ScaledMatmul
 
 RUNS = 3
@@ -42,7 +42,7 @@ def resident(field: str) -> int:
 
 def measure(shape: Shape, cpu: str) -> tuple[int, int]:
     """The bytes of operands and result, and those that runs take beside them."""
-    flags = (*CpuTarget().compile_flags()[:-1], f"--iree-llvmcpu-target-cpu={cpu}")
+    flags = compile_flags(cpu)
     m, n, k = shape
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal((rows, k), np.float32) for rows in (m, n))

@@ -31,12 +31,12 @@ from block32.lowering.cpu import amx, ops
 from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
 from block32.lowering.cpu.registers import multiply_add, zero_accumulator
 from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import RESULT, KernelPlan, Launch
-from block32.tools.iree_compile import device_facts, run_iree_compile
+from block32.tools.iree_compile import device_facts
+from block32.tools.standalone import compile_standalone
 
 #: Steps of a workgroup, each a product for every register of sums.
 STEPS = 100_000
@@ -122,10 +122,8 @@ def peak(isa: InstructionSet, flags: tuple[str, ...], workers: int) -> Peak:
     """Compile the products of ``isa`` for ``workers`` threads."""
     problem = ScaledMatmul(workers, COLUMNS, DEPTH)
     spec = KernelSpec(problem, PeakTarget(), (KernelTier("tiled", isa=isa.name),))
-    with ir.Context(), ir.Location.unknown():
-        source = str(build_standalone_module(spec))
     config = runtime.Config("local-task")
-    vmfb = run_iree_compile(["-", *flags], stdin=source.encode())
+    vmfb = compile_standalone(spec, flags)
     module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
     function = runtime.load_vm_module(module, config)["main"]
     x, w = np.zeros((workers, DEPTH), np.uint8), np.zeros((COLUMNS, DEPTH), np.uint8)

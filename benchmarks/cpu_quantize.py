@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import block32
-from benchmarks.cpu import iree_contender
+from benchmarks.cpu import iree_contender, parse_sizes
 from benchmarks.turns import Contender, measure
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common import quantize_launch
@@ -31,13 +31,12 @@ from block32.lowering.common.index import Index, ceil_div, minimum
 from block32.lowering.composites import Composites
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.quantize import RowQuantizer
-from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
+from block32.lowering.cpu.target import CpuTarget, compile_flags
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import RESULT, KernelPlan, Launch
-from block32.tools.iree_compile import run_iree_compile
+from block32.tools.standalone import compile_standalone
 
 DEFAULT_SHAPES = ((1, 4096), (128, 384), (512, 384), (2000, 384), (128, 1536), (2000, 1536))
 #: Rows of a workgroup of ours.
@@ -74,9 +73,7 @@ class QuantizeAlone(CpuTarget):
 def our_vmfb(problem: ScaledMatmul, flags: tuple[str, ...]) -> bytes:
     """The module of ``QuantizeAlone``."""
     spec = KernelSpec(problem, QuantizeAlone(), (KernelTier("stream"),))
-    with ir.Context(), ir.Location.unknown():
-        source = str(build_standalone_module(spec))
-    return run_iree_compile(["-", *flags], stdin=source.encode())
+    return compile_standalone(spec, flags)
 
 
 def iree_vmfb(k: int, cpu: str) -> bytes:
@@ -96,7 +93,7 @@ def iree_vmfb(k: int, cpu: str) -> bytes:
 
 def contenders(m: int, k: int, cpu: str) -> list[Contender]:
     """Ours first."""
-    flags = (*CpuTarget().compile_flags()[:-1], f"--iree-llvmcpu-target-cpu={cpu}")
+    flags = compile_flags(cpu)
     problem = ScaledMatmul(None, 32, k, lhs="f32", lhs_scaled=False, lhs_quantize="rceil")
     x = np.random.default_rng(0).standard_normal((m, k), np.float32)
     weight = np.zeros((problem.n, k), ml_dtypes.float8_e4m3fn)
@@ -109,12 +106,7 @@ def contenders(m: int, k: int, cpu: str) -> list[Contender]:
 
 def parse_shape(text: str) -> tuple[int, int]:
     """``MxK`` as two positive integers."""
-    try:
-        m, k = (int(part) for part in text.split("x"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected MxK but got '{text}'") from None
-    if min(m, k) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive sizes but got '{text}'")
+    m, k = parse_sizes(text, "MxK")
     return m, k
 
 

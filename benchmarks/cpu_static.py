@@ -20,7 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from iree.compiler import ir
 from rich.console import Console
 from rich.table import Table
 
@@ -28,11 +27,11 @@ from block32.dialects.diagnostics import DiagnosticError
 from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
 from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.cpu_listing import hot_loop, stack_accesses
-from block32.tools.iree_compile import device_facts, run_iree_compile
+from block32.tools.iree_compile import device_facts
+from block32.tools.standalone import compile_standalone
 
 N, K = 4096, 4096
 #: Weights of one row of x that the figures are for.
@@ -99,11 +98,9 @@ def measure(name: str, problem: ScaledMatmul, flags: tuple[str, ...]) -> Figures
     config = target.select(problem, device_facts(flags)).config
     assert config is not None
     (tier,) = config.tiers
-    with ir.Context(), ir.Location.unknown():
-        source = str(build_standalone_module(KernelSpec(problem, target, config.tiers)))
     with TemporaryDirectory() as folder:
         dump = f"--iree-hal-dump-executable-files-to={folder}"
-        run_iree_compile(["-", *flags, dump], stdin=source.encode())
+        compile_standalone(KernelSpec(problem, target, config.tiers), (*flags, dump))
         (path,) = Path(folder).glob("*.s")
         assembly = path.read_text()
     isa = instruction_set(tier.isa)

@@ -24,6 +24,8 @@ from typing import Final
 from block32.runtime.errors import LoadError, VmfbError
 from block32.runtime.flatbuffer import FlatBufferError, Table
 
+#: What bytecode of MLIR begins with.
+MLIR_BYTECODE: Final = b"ML\xefR"
 _ALIGNMENT: Final = 64
 _ZIP_ENTRY: Final = b"PK\x03\x04"
 _ZIP_END: Final = b"PK\x05\x06"
@@ -203,7 +205,7 @@ def _describe(content: memoryview) -> str:
     head = bytes(content[:4096])
     if head.startswith(_ZIP_ENTRY):
         return "another zip archive"
-    if head.startswith(b"ML\xefR"):
+    if head.startswith(MLIR_BYTECODE):
         return "MLIR bytecode; compile it with 'block32 compile'"
     if head.startswith(b"\x7fELF"):
         return "an ELF file"

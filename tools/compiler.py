@@ -23,6 +23,7 @@ from block32.lowering.targets import target_named
 from block32.passes.base import Remark, Report
 from block32.passes.pipeline import PassFailedError, PipelinePass, run_pipeline
 from block32.passes.registry import input_pipeline, standard_pipeline
+from block32.runtime.vmfb import MLIR_BYTECODE
 from block32.tools.iree_compile import (
     FileContent,
     IreeCompileError,
@@ -34,7 +35,6 @@ from block32.tools.onnx_model import read_model, to_bytecode
 from block32.tools.options import CompileOptions, check_options, own_devices, with_own_devices
 from block32.tools.parameter_names import check_parameter_names
 
-_BYTECODE_MAGIC = b"ML\xefR"
 #: IREE phases up to the one where block32's passes run, and those after it.
 EARLY_PHASES = ("start", "input", "abi")
 
@@ -173,7 +173,7 @@ def _import(source: bytes, name: str, flags: list[str]) -> bytes:
     check_parameter_names(source, name)
     arguments = [path_of(source), "--compile-to=abi", "--emit-mlir-bytecode", *flags]
     imported = run_iree_compile(arguments, stdin=source, input_name=name, shows_messages=True)
-    if not imported.startswith(_BYTECODE_MAGIC):
+    if not imported.startswith(MLIR_BYTECODE):
         printed = imported.decode(errors="replace").strip().partition("\n")[0]
         raise DiagnosticError(
             name,

@@ -9,8 +9,8 @@ from typing import Final
 
 from block32.dialects.diagnostics import DiagnosticError
 
-#: A parameter whose scope or name, in MLIR text, has an escape.
-_ESCAPED: Final = re.compile(
+#: A parameter in MLIR text, its scope and name as they are written.
+_PARAMETER: Final = re.compile(
     rb'#flow\.parameter\.named<(?:"(?P<scope>(?:[^"\\]|\\.)*)"::)?"(?P<key>(?:[^"\\]|\\.)*)">'
 )
 #: What MLIR escapes in a string: a character for itself, or the two digits of a byte.
@@ -33,7 +33,7 @@ def check_parameter_names(source: bytes, name: str) -> None:
     Raises:
         DiagnosticError: At the first of them.
     """
-    for match in _ESCAPED.finditer(source):
+    for match in _PARAMETER.finditer(source):
         for part in filter(None, (match["scope"], match["key"])):
             if b"\\" in part and needs_escapes(_unescaped(part)):
                 written = part.decode(errors="replace")

@@ -51,8 +51,6 @@ TILE = amx.ROWS
 PAIRS = amx.DEPTH // 2
 #: Elements of a tile of 32-bit elements.
 ELEMENTS = TILE * TILE
-#: Bytes of stack that panel and sums may take together; IREE allows 32 KiB in all.
-STACK = 28 * 1024
 #: Rows of w that are decoded with the same factors.
 _SCALE_ROWS = 32
 

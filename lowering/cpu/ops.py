@@ -217,6 +217,10 @@ def prefetch(buffer: ir.Value, indices: Sequence[Index]) -> None:
     memref.prefetch(buffer, positions, is_write=False, locality_hint=3, is_data_cache=True)
 
 
+#: Bytes of stack that the large buffers of a kernel may take together; IREE allows 32 KiB in all.
+STACK = 28 * 1024
+
+
 def stack_buffer(type_text: str) -> ir.Value:
     """Scratch on the worker's stack, aligned to a cache line."""
     return memref.alloca(ir.Type.parse(type_text), [], [], alignment=64)

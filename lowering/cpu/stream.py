@@ -33,10 +33,10 @@ from block32.lowering.cpu.store import GROUP, ResultStore, for_groups
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 
-#: Bytes of stack that the factors of a 32-row block may take; IREE allows 32 KiB in all.
-_FACTOR_STACK = 16 * 1024
 #: Bytes of stack that the sums of 16 rows of w may take between parts of K.
 _RESTING_STACK = 12 * 1024
+#: Bytes of stack that the factors of a 32-row block may take.
+_FACTOR_STACK = ops.STACK - _RESTING_STACK
 
 
 def most_slab_rows(isa: InstructionSet) -> int:

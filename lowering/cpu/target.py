@@ -12,7 +12,7 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, maximum, minimum, round_up
 from block32.lowering.common.quantize_launch import CODES, SCALES
 from block32.lowering.common.weight_layout import PLAIN, ROW_MULTIPLE
-from block32.lowering.cpu import amx, grouped, matrix, pack, quantize, split_k, stream, tiled
+from block32.lowering.cpu import amx, grouped, matrix, ops, pack, quantize, split_k, stream, tiled
 from block32.lowering.cpu.gemm import emit_gemm
 from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
 from block32.lowering.cpu.panel import COLUMNS
@@ -44,6 +44,15 @@ _NOT_USED: Final = {
 }
 
 
+def compile_flags(cpu: str) -> tuple[str, ...]:
+    """IREE's flags for a CPU, as LLVM names it, in the local task system."""
+    return (
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=llvm-cpu",
+        f"--iree-llvmcpu-target-cpu={cpu}",
+    )
+
+
 class CpuTarget(Target):
     """Vector kernels for x86-64 and aarch64, and for any other CPU that LLVM knows."""
 
@@ -53,11 +62,7 @@ class CpuTarget(Target):
 
     def compile_flags(self) -> tuple[str, ...]:
         """This machine's CPU, in the local task system."""
-        return (
-            "--iree-hal-target-device=local",
-            "--iree-hal-local-target-device-backends=llvm-cpu",
-            "--iree-llvmcpu-target-cpu=host",
-        )
+        return compile_flags("host")
 
     def choose_tiers(self, problem: ScaledMatmul, facts: DeviceFacts) -> Selection:
         """Every block-scaled matmul has a kernel here."""
@@ -245,9 +250,9 @@ def _verify_tile(problem: ScaledMatmul, tier: KernelTier, isa: InstructionSet) -
             return f"expected mma[1] to be an even divisor of {GROUP} but got {tier.mma[1]}"
     elif tier.mma[1] % isa.lanes or COLUMNS % tier.mma[1]:
         return f"expected mma[1] to be a multiple of {isa.lanes} that divides {COLUMNS}"
-    elif tiled.stack_bytes(tier) > tiled.STACK:
+    elif tiled.stack_bytes(tier) > ops.STACK:
         needed = tiled.stack_bytes(tier)
-        return f"expected a panel of at most {tiled.STACK} bytes but tile[2] makes it {needed}"
+        return f"expected a panel of at most {ops.STACK} bytes but tile[2] makes it {needed}"
     if isa.mmla and tier.mma[0] % 2:
         return f"'{isa.name}' multiplies pairs of rows: expected mma[0] to be even"
     return None
@@ -298,6 +303,6 @@ def _verify_matrix(tier: KernelTier, isa: InstructionSet) -> str | None:
     if depth % isa.chunk:
         return f"expected tile[2] to be a multiple of {isa.chunk} but got {depth}"
     needed = matrix.stack_bytes(tier)
-    if needed > matrix.STACK:
-        return f"expected panel and sums of at most {matrix.STACK} bytes but tile takes {needed}"
+    if needed > ops.STACK:
+        return f"expected panel and sums of at most {ops.STACK} bytes but tile takes {needed}"
     return None

@@ -36,8 +36,6 @@ from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, Epilogue, ScaledMatmul
 
 ACCUMULATORS = "accumulators"
-#: Bytes of stack that a panel and what belongs to it may take; IREE allows 32 KiB in all.
-STACK = 28 * 1024
 #: K steps in the body of the innermost loop; chunks hold a multiple of it.
 _UNROLL = 4
 

@@ -158,3 +158,17 @@ def run(problem: ScaledMatmul, processor: Processor, *arguments: Array) -> Array
 def scales(array: Array) -> Array:
     """Bytes as the scale type."""
     return array.view(ml_dtypes.float8_e8m0fnu)
+
+
+def all_steps(rng: np.random.Generator, sums: Array) -> tuple[tuple[Array, ...], Array]:
+    """Operands of an epilogue with every step, and what ``sums`` [M, N] are before the activation.
+
+    They are a row scale, a scale, a bf16 bias and an f32 residual; the other result is float64.
+    """
+    m, n = sums.shape
+    row_scale = rng.uniform(0.5, 2, m).astype(np.float32)
+    scale = np.array([1.5], np.float32)
+    bias = rng.standard_normal(n).astype(ml_dtypes.bfloat16)
+    residual = rng.standard_normal((m, n)).astype(np.float32)
+    scaled = sums * row_scale[:, None].astype(np.float64) * 1.5
+    return (row_scale, scale, bias, residual), scaled + bias.astype(np.float64) + residual

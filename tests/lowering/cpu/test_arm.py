@@ -22,6 +22,7 @@ from tests.lowering.cpu.support import (
     ACTIVATION_DTYPES,
     ARM_PROCESSORS,
     Processor,
+    all_steps,
     every_arm_processor,
     run,
     scales,
@@ -153,13 +154,8 @@ def test_all_fields_of_an_epilogue() -> None:
         case.lhs = reference.encode(rng.standard_normal(case.lhs.shape))
         case.rhs = reference.encode(rng.standard_normal(case.rhs.shape) / 8)
         case.lhs_scale[:] = case.rhs_scale[:] = 127
-        row_scale = rng.uniform(0.5, 2, m).astype(np.float32)
-        scale = np.array([1.5], np.float32)
-        bias = rng.standard_normal(45).astype(ml_dtypes.bfloat16)
-        residual = rng.standard_normal((m, 45)).astype(np.float32)
-        got = run(problem, BF16, *case.arrays(), row_scale, scale, bias, residual)
-        y = case.expected() * row_scale[:, None].astype(np.float64) * 1.5
-        y = y + bias.astype(np.float64) + residual
+        steps, y = all_steps(rng, case.expected())
+        got = run(problem, BF16, *case.arrays(), *steps)
         assert reference.compare(got, y / (1 + np.exp(-y)), "bf16").ok
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def assembly(problem: ScaledMatmul, processor: Processor, folder: Path) -> str:
     return path.read_text()
 
 
+def tiled_loop(
+    profile: str, product: str, tile_products: int, folder: Path
+) -> tuple[list[str], Counter[str], int]:
+    """The loop over register tiles, which does not spill: instructions, their counts, its steps."""
+    text = assembly(ScaledMatmul(96, 256, 512), PROCESSORS[profile], folder)
+    loop = hot_loop(text, product)
+    counts = mnemonics(loop)
+    steps = counts[product] // tile_products
+    assert steps >= 1 and counts[product] == steps * tile_products
+    assert not stack_accesses(loop), "the loop spills"
+    return loop, counts, steps
+
+
 @pytest.mark.parametrize(
     ("profile", "product", "tile_products", "loads"),
     [
@@ -44,12 +58,7 @@ def test_the_tiled_loop_is_products_and_loads(
     profile: str, product: str, tile_products: int, loads: int, tmp_path: Path
 ) -> None:
     """A step of the register tile: its products, a load an operand, and no spill."""
-    text = assembly(ScaledMatmul(96, 256, 512), PROCESSORS[profile], tmp_path)
-    loop = hot_loop(text, product)
-    counts = mnemonics(loop)
-    steps = counts[product] // tile_products
-    assert steps >= 1 and counts[product] == steps * tile_products
-    assert not stack_accesses(loop), "the loop spills"
+    loop, counts, steps = tiled_loop(profile, product, tile_products, tmp_path)
     moves = sum(n for name, n in counts.items() if name.startswith(("vmov", "vbroadcast", "vpbr")))
     assert moves <= steps * loads
     assert len(loop) <= counts[product] + moves + 6
@@ -192,12 +201,7 @@ def test_the_tiled_loop_of_aarch64_is_products_and_loads(
     profile: str, product: str, products: int, loads: int, tmp_path: Path
 ) -> None:
     """A step: 16 products of pairs of rows take 4 loads of two registers, 24 of lanes take 7."""
-    text = assembly(ScaledMatmul(96, 256, 512), PROCESSORS[profile], tmp_path)
-    loop = hot_loop(text, product)
-    counts = mnemonics(loop)
-    steps = counts[product] // products
-    assert steps >= 1 and counts[product] == steps * products
-    assert not stack_accesses(loop), "the loop spills"
+    loop, counts, steps = tiled_loop(profile, product, products, tmp_path)
     loaded = sum(n for name, n in counts.items() if name.startswith("ld"))
     assert loaded <= steps * (loads + 1)
     assert len(loop) <= counts[product] + loaded + 7

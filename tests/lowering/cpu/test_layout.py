@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from iree import runtime
-from iree.compiler import ir
 
 import block32
 from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.runtime import reference
-from block32.tools.iree_compile import run_iree_compile
+from block32.tools.standalone import compile_standalone
 from tests.lowering.cpu.support import (
     X86_PROCESSORS,
     Array,
@@ -65,9 +63,7 @@ def function(problem: ScaledMatmul, processor: Processor) -> Any:
     skip_unless_it_runs(processor)
     tiers = tiers_of(problem, processor)
     assert all(TARGET.verify(problem, tier, processor.facts) is None for tier in tiers)
-    with ir.Context(), ir.Location.unknown():
-        source = str(build_standalone_module(KernelSpec(problem, TARGET, tiers)))
-    vmfb = run_iree_compile(["-", *processor.flags], stdin=source.encode())
+    vmfb = compile_standalone(KernelSpec(problem, TARGET, tiers), processor.flags)
     config = runtime.Config("local-task")
     module = runtime.VmModule.copy_buffer(config.vm_instance, vmfb)
     return runtime.load_vm_module(module, config)["main"]

@@ -22,12 +22,11 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering import host
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import RESULT, KernelPlan, Launch
 from block32.runtime import reference
-from block32.tools.iree_compile import run_iree_compile
+from block32.tools.standalone import compile_standalone
 from tests.lowering.cpu.support import (
     ACTIVATION_DTYPES,
     X86_PROCESSORS,
@@ -94,9 +93,8 @@ def poisoned_function(monkeypatch: pytest.MonkeyPatch) -> Any:
         target = PoisonedTarget()
         config = target.select(problem, processor.facts).config
         assert config is not None
-        with ir.Context(), ir.Location.unknown():
-            module = str(build_standalone_module(KernelSpec(problem, target, config.tiers)))
-        vmfb = run_iree_compile(["-", *processor.flags], stdin=module.encode())
+        spec = KernelSpec(problem, target, config.tiers)
+        vmfb = compile_standalone(spec, processor.flags)
         device = runtime.Config("local-task")
         return runtime.load_vm_module(
             runtime.VmModule.copy_buffer(device.vm_instance, vmfb), device

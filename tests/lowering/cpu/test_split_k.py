@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from iree import runtime
-from iree.compiler import ir
 
 from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu.select import WORKGROUPS
 from block32.lowering.cpu.target import CpuTarget
-from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import Epilogue, ScaledMatmul
 from block32.runtime import reference
-from block32.tools.iree_compile import run_iree_compile
+from block32.tools.standalone import compile_standalone
 from tests.lowering.cpu.support import (
     HOST,
     X86_PROCESSORS,
@@ -71,10 +69,8 @@ def split_module(problem: ScaledMatmul, processor: Processor, splits: int) -> by
     assert TARGET.verify(problem, tier, processor.facts) is None
     config = TARGET.select(dataclasses.replace(problem, m=None), processor.facts).config
     assert config is not None
-    with ir.Context(), ir.Location.unknown():
-        spec = KernelSpec(problem, TARGET, (tier, config.tiers[-1]))
-        source = str(build_standalone_module(spec)).encode()
-    return run_iree_compile(["-", *processor.flags], stdin=source)
+    spec = KernelSpec(problem, TARGET, (tier, config.tiers[-1]))
+    return compile_standalone(spec, processor.flags)
 
 
 def split_function(problem: ScaledMatmul, processor: Processor, splits: int) -> Any:

@@ -12,16 +12,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from iree.compiler import ir
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.host import build_standalone_module
 from block32.lowering.kernel_module import EXECUTABLE_PREFIX, KernelSpec, export_name
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
-from block32.tools.iree_compile import run_iree_compile
 from block32.tools.ptx_executor import PtxKernel, launch, parse_ptx
+from block32.tools.standalone import compile_standalone
 
 STREAM = KernelTier("stream", tile=(8, 32, 128), warps=2, stages=3)
 TILED = KernelTier("tiled", tile=(64, 64, 64), warps=4, stages=3, order="m")
@@ -37,11 +35,9 @@ def ptx_text(problem: ScaledMatmul, target: str, *tiers: KernelTier) -> str:
     for tier in tiers:
         reason = chosen.verify(problem, tier, DeviceFacts())
         assert reason is None, reason
-    with ir.Context(), ir.Location.unknown():
-        text = str(build_standalone_module(KernelSpec(problem, chosen, tiers)))
     with tempfile.TemporaryDirectory() as folder:
         flags = [*chosen.compile_flags(), f"--iree-hal-dump-executable-files-to={folder}"]
-        run_iree_compile(["-", *flags], stdin=text.encode())
+        compile_standalone(KernelSpec(problem, chosen, tiers), flags)
         return next(Path(folder).glob("*.ptx")).read_text()
 
 

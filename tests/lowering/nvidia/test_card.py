@@ -20,7 +20,7 @@ from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import DeviceFacts
 from block32.lowering.targets import target_named
 from block32.runtime import reference
-from block32.tools.iree_compile import run_iree_compile
+from block32.tools.standalone import compile_standalone
 from tests.grouped import DTYPES, compare, grouped, program, viewed
 from tests.grouped import operands as grouped_operands
 from tests.lowering.nvidia.kernels import STREAM
@@ -49,9 +49,8 @@ def load(target: str, *tiers: Any, problem: ScaledMatmul = PROBLEM) -> tuple[Any
     chosen = target_named(target)
     config = chosen.select(problem, DeviceFacts()).config
     assert config is not None
-    with ir.Context(), ir.Location.unknown():
-        text = str(build_standalone_module(KernelSpec(problem, chosen, tiers or config.tiers)))
-    vmfb = run_iree_compile(["-", *chosen.compile_flags()], stdin=text.encode())
+    spec = KernelSpec(problem, chosen, tiers or config.tiers)
+    vmfb = compile_standalone(spec, chosen.compile_flags())
     card = runtime.Config("cuda")
     module = runtime.VmModule.copy_buffer(card.vm_instance, vmfb)
     return runtime.load_vm_module(module, card), card
