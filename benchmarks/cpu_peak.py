@@ -29,7 +29,7 @@ from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index
 from block32.lowering.cpu import amx, ops
 from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instruction_set
-from block32.lowering.cpu.registers import multiply_add, zero_accumulator
+from block32.lowering.cpu.registers import multiply_add
 from block32.lowering.cpu.target import CpuTarget
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.kernel_module import KernelSpec
@@ -40,12 +40,12 @@ from block32.tools.standalone import compile_standalone
 
 #: Steps of a workgroup, each a product for every register of sums.
 STEPS = 100_000
-#: Columns of y that a workgroup writes: as many as a tile of sums has elements.
-COLUMNS = amx.ROWS * amx.ROWS
-#: Bytes of a row of x: one register at least.
-DEPTH = 64
 #: Registers of sums: of eight tiles two are operands; of 32 vector registers, most.
 TILE_SUMS, VECTOR_SUMS = 6, 24
+#: Bytes of a row of x: a register for each of the sums.
+DEPTH = 64 * VECTOR_SUMS
+#: Columns of y that a workgroup writes: all of its sums, without which none is computed.
+COLUMNS = amx.ROWS * amx.ROWS * TILE_SUMS
 
 
 class PeakTarget(CpuTarget):
@@ -89,20 +89,24 @@ def _tile_products(y: ir.Value, row: Index) -> None:
 
     ops.repeat(0, STEPS, 1, step)
     for sums in range(TILE_SUMS):
-        amx.store(sums, y, row * amx.TILE_BYTES)
+        amx.store(sums, y, (row * TILE_SUMS + sums) * amx.TILE_BYTES)
     amx.release()
 
 
 def _vector_products(isa: InstructionSet, x: ir.Value, y: ir.Value, row: Index) -> None:
     element = ir.BF16Type.get() if isa.dot == "bf16" else ops.f32()
-    operand = ops.bitcast(ops.load(x, [row, 0], 4 * isa.lanes), element)
+    size = 4 * isa.lanes
+    # What the compiler does not know to be equal: it would add equal products up once.
+    starts = [ops.load(x, [row, size * i], size) for i in range(VECTOR_SUMS)]
+    operand = ops.bitcast(starts[0], element)
+    sums = [ops.bitcast(start, ops.f32()) for start in starts]
 
     def step(_: Index, sums: list[ir.Value]) -> list[ir.Value]:
         return [multiply_add(isa, value, operand, operand) for value in sums]
 
-    sums = ops.for_range(0, STEPS, 1, [zero_accumulator(isa)] * VECTOR_SUMS, step)
+    sums = ops.for_range(0, STEPS, 1, sums, step)
     for i, value in enumerate(sums):
-        ops.store(value, y, [row, i * isa.lanes % COLUMNS])
+        ops.store(value, y, [row, i * isa.lanes])
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,15 @@ Before::
       %zero = arith.constant dense<0.0> : tensor<8x32xf32>
       %y = linalg.scaled_contract indexing_maps = [#x, #xs, #w, #ws, #y]
           {block32.kernel = {target = "cpu", tiers = [
-            {form = "stream", isa = "avx2", mma = [8, 1, 32], stages = 3, tile = [8, 128, 1024]}]}}
+            {form = "stream", isa = "avx512", mma = [8, 2, 32], stages = 2,
+             tile = [8, 128, 1024]}]}}
           ins(%x, %xs, %w, %ws : tensor<8x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>,
                                  tensor<32x64xf8E4M3FN>, tensor<1x2xf8E8M0FNU>)
           outs(%zero : tensor<8x32xf32>) -> tensor<8x32xf32>
       return %y : tensor<8x32xf32>
     }
 
-After, with ``{target=cpu cpu-features=+avx2,+fma,+f16c architecture=x86_64}``::
+After, with ``{target=cpu cpu-features=+avx512f,+avx512bw,+avx512vl architecture=x86_64}``::
 
     ...
       %w = util.global.load @w : tensor<32x64xi8>
@@ -37,8 +38,8 @@ After, with ``{target=cpu cpu-features=+avx2,+fma,+f16c architecture=x86_64}``::
       %3 = flow.tensor.bitcast %transposed : tensor<2x64x16x1xi8> -> tensor<32x64xf8E4M3FN>
           attributes {block32.layout = "n16k1"}
       %4 = linalg.scaled_contract indexing_maps = [...]
-          {block32.kernel = {target = "cpu", tiers = [{form = "stream", isa = "avx2",
-           mma = [8, 16, 32], stages = 9 : i64, tile = [8, 128, 32], weight_layout = "n16k1"}]}}
+          {block32.kernel = {target = "cpu", tiers = [{form = "stream", isa = "avx512",
+           mma = [8, 32, 32], stages = 9 : i64, tile = [8, 128, 32], weight_layout = "n16k1"}]}}
           ins(%arg0, %arg1, %3, ...
 
 IREE evaluates the transpose while it compiles. That is done where the target says that it pays, and

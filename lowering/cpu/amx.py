@@ -13,6 +13,8 @@ cannot be made to ask, so that kernels do it themselves and have vector code to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref
 
@@ -68,12 +70,12 @@ def _assembly(text: str, constraints: str, result: ir.Type, arguments: list[ir.V
     return llvm.InlineAsmOp(result, arguments, text, constraints, has_side_effects=True).result
 
 
-def configure() -> None:
-    """Give all eight registers 16 rows of 64 bytes."""
+def configure(row_bytes: Sequence[int] = ()) -> None:
+    """Give each register 16 rows of at most 64 bytes; registers past the last one get 64."""
     table = [0] * 64
     table[0] = 1  # the palette
     for register in range(REGISTERS):
-        table[16 + 2 * register] = ROW_BYTES
+        table[16 + 2 * register] = row_bytes[register] if register < len(row_bytes) else ROW_BYTES
         table[48 + register] = ROWS
     buffer = ops.stack_buffer("memref<64xi8>")
     ops.store(ops.int_table(table, ops.i8()), buffer, [0], 64)
@@ -98,14 +100,16 @@ def zero(register: int) -> None:
     _call("tilezero", [_register(register)])
 
 
-def load(register: int, buffer: ir.Value, byte_offset: Index) -> None:
-    """Load a tile whose rows lie one after another in memory."""
-    _call("tileloadd64", [_register(register), pointer(buffer, byte_offset), _stride()])
+def load(register: int, buffer: ir.Value, byte_offset: Index, row_bytes: int = ROW_BYTES) -> None:
+    """Load a tile whose rows begin every ``row_bytes`` bytes in memory."""
+    stride = _stride(row_bytes)
+    _call("tileloadd64", [_register(register), pointer(buffer, byte_offset), stride])
 
 
 def store(register: int, buffer: ir.Value, byte_offset: Index) -> None:
-    """Store a tile, its rows one after another in memory."""
-    _call("tilestored64", [_register(register), pointer(buffer, byte_offset), _stride()])
+    """Store a tile whose rows begin every 64 bytes in memory."""
+    stride = _stride(ROW_BYTES)
+    _call("tilestored64", [_register(register), pointer(buffer, byte_offset), stride])
 
 
 def multiply(sums: int, a: int, b: int) -> None:
@@ -117,8 +121,8 @@ def _register(register: int) -> ir.Value:
     return ops.splat(register, ops.i8())
 
 
-def _stride() -> ir.Value:
-    return ops.splat(ROW_BYTES, ir.IntegerType.get_signless(64))
+def _stride(row_bytes: int) -> ir.Value:
+    return ops.splat(row_bytes, ir.IntegerType.get_signless(64))
 
 
 def _call(name: str, arguments: list[ir.Value]) -> None:

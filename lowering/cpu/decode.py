@@ -9,6 +9,7 @@ f32 otherwise. Every code comes out exactly: subnormals, infinities and NaN too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, vector
@@ -18,6 +19,12 @@ from block32.lowering.cpu import ops
 from block32.lowering.cpu.byte_tables import BYTES, ByteTables
 from block32.lowering.cpu.formats import SMALL_FLOATS, SmallFloat
 from block32.lowering.cpu.isa import InstructionSet
+from block32.lowering.cpu.scaled_tables import (
+    byte_tables,
+    scale_byte_tables,
+    scale_word_table,
+    word_table,
+)
 
 #: K indices of 64 neighbours in their own order.
 NATURAL = tuple(range(64))
@@ -59,12 +66,26 @@ class Decoder:
         self.isa = isa
         self.small: SmallFloat = SMALL_FLOATS[format_name]
         has_tables = isa.widen == "table"
-        self._tables = _byte_tables(self.small) if has_tables else None
+        self._tables = byte_tables(self.small) if has_tables else None
         # On Intel's processors a look-up in two registers takes three steps, so that masks are
         # cheaper; operands of bf16 pairs are those of AMD's, where it takes one.
         self._by_halves = has_tables and isa.dot == "f32" and self.small.bits == 8
-        self._words = _word_table(self.small) if has_tables and self.small.bits == 4 else None
+        self._words = word_table(self.small) if has_tables and self.small.bits == 4 else None
         self._bytes = ByteTables(self.small) if isa.widen == "byte_table" else None
+
+    def scaled(self, scale: ir.Value) -> Decoder:
+        """This decoder, its values multiplied by 2^(byte - 127); it has tables of bf16.
+
+        Args:
+            scale: The byte, an i8 that is safe to fold.
+        """
+        assert self._tables is not None and not self._by_halves
+        other = copy(self)
+        if self._words is None:
+            other._tables = scale_byte_tables(self.small, self._tables, scale)
+        else:
+            other._words = scale_word_table(self.small, self._words, scale)
+        return other
 
     @property
     def k_per_byte(self) -> int:
@@ -99,7 +120,9 @@ class Decoder:
             return _masked_load(buffer, row, column, byte_count, byte_width)
         return ops.load_first(buffer, [row, column], byte_count, byte_width)
 
-    def load_chunk(self, buffer: ir.Value, row: Index, k: Index, count: int) -> ir.Value:
+    def load_chunk(
+        self, buffer: ir.Value, row: Index, k: Index, count: int, size: int | None = None
+    ) -> ir.Value:
         """Load ``count`` codes of a chunk as ``decode_chunk`` takes them; the rest are zeros.
 
         Args:
@@ -107,10 +130,12 @@ class Decoder:
             row: The row.
             k: The first code, a multiple of the chunk.
             count: Codes that exist.
+            size: Codes in all, where they are not a whole chunk.
         """
+        size = size or self.isa.chunk
         if not self._stays_packed:
-            return self.load_codes(buffer, row, k, count, self.isa.chunk)
-        data = self.load_bytes(buffer, row, k, count, self.isa.chunk)
+            return self.load_codes(buffer, row, k, count, size)
+        data = self.load_bytes(buffer, row, k, count, size)
         if count % 2 == 0:
             return data
         keep = [255 if 2 * i + 1 < count else 15 for i in range(ops.length(data))]
@@ -396,6 +421,16 @@ def split_pairs(operand: ir.Value, mantissa_bits: int = 7) -> list[ir.Value]:
     return [ops.bitcast(half, ops.f32()) for half in (firsts, seconds)]
 
 
+def blocks_of_chunk(operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """The two registers of bf16 of a chunk as one for each of its blocks.
+
+    Decoding gives half of either block in each.
+    """
+    upper, lower = operands
+    halves = ((*range(first, first + 16), *range(first + 32, first + 48)) for first in (0, 16))
+    return [ops.shuffle(upper, lower, order) for order in halves]
+
+
 def operand_order(isa: InstructionSet, format_name: str) -> Sequence[int]:
     """The order in which the codes of a chunk of weights are decoded."""
     is_packed = SMALL_FLOATS[format_name].bits == 4
@@ -429,24 +464,6 @@ def _with_specials(small: SmallFloat, code: ir.Value, bits: ir.Value) -> ir.Valu
         is_infinity = arith.cmpi(arith.CmpIPredicate.eq, code, ops.splat(small.infinity, code.type))
         special = arith.select(is_infinity, ops.splat(0x7F800000, code.type), special)
     return arith.select(is_special, special, bits)
-
-
-def _byte_tables(small: SmallFloat) -> list[list[ir.Value]]:
-    """For the low and the high byte of a bf16: two registers of 64 entries, by code.
-
-    8-bit formats are looked up by magnitude, 4-bit ones by the whole code.
-    """
-    mask = 15 if small.bits == 4 else 127
-    bits = [small.bf16_bits(i & mask) for i in range(128)]
-    return [
-        [ops.int_table([b >> shift & 255 for b in bits[at : at + 64]], ops.i8()) for at in (0, 64)]
-        for shift in (0, 8)
-    ]
-
-
-def _word_table(small: SmallFloat) -> ir.Value:
-    """The bf16 of every 4-bit code, twice: the bit above an index counts too."""
-    return ops.int_table([small.bf16_bits(i % 16) for i in range(32)], ops.i16())
 
 
 def _masked_load(buffer: ir.Value, row: Index, column: Index, count: int, width: int) -> ir.Value:

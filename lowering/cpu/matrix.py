@@ -21,17 +21,8 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith
 
 from block32.dialects.kernel import KernelTier
-from block32.lowering.common.index import (
-    Index,
-    IndexValue,
-    choose,
-    less,
-    maximum,
-    minimum,
-)
+from block32.lowering.common.index import Index, IndexValue, maximum, minimum
 from block32.lowering.cpu import amx, operands, ops, pack
-from block32.lowering.cpu.decode import Decoder
-from block32.lowering.cpu.fold import Factors
 from block32.lowering.cpu.isa import instruction_set
 from block32.lowering.cpu.registers import (
     broadcast_operand,
@@ -41,18 +32,13 @@ from block32.lowering.cpu.registers import (
 )
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.store import ResultStore
+from block32.lowering.cpu.tile_panel import PAIRS, TILE, TilePanel
 from block32.lowering.cpu.tiled import Partition
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
-#: Rows and columns of a tile of sums.
-TILE = amx.ROWS
-#: bf16 pairs in a row of a tile.
-PAIRS = amx.DEPTH // 2
-#: Elements of a tile of 32-bit elements.
-ELEMENTS = TILE * TILE
-#: Rows of w that are decoded with the same factors.
-_SCALE_ROWS = 32
+#: The one number of rows below a tile's that a slab may have.
+FEW_ROWS = 8
 
 
 def emit_matrix(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) -> None:
@@ -69,134 +55,21 @@ def most_slabs(tier: KernelTier) -> int:
 def stack_bytes(tier: KernelTier) -> int:
     """What the panel and the sums of a workgroup take."""
     assert tier.tile is not None and tier.mma is not None
-    slab_rows, panel_rows, _ = tier.mma
-    return panel_rows * (2 * tier.tile[2] + 4 * slab_rows * most_slabs(tier))
+    panel_rows = tier.mma[1]
+    sums = tiles_along_n(tier) * tiles_along_m(tier) * most_slabs(tier)
+    return 2 * panel_rows * tier.tile[2] + sums * amx.TILE_BYTES
 
 
-class _Panel:
-    """Some rows of w over a part of K as tiles ``[16 rows of w][step of 32 K][row][pair]``.
+def tiles_along_m(tier: KernelTier) -> int:
+    """Tiles of a slab: one, if it has no more than 16 rows."""
+    assert tier.mma is not None
+    return -(-tier.mma[0] // TILE)
 
-    A row of a tile holds what one operand of the decoder does; x is packed in the same order.
-    """
 
-    def __init__(self, kernel: KernelContext, tier: KernelTier, part_k: int):
-        assert tier.mma is not None
-        self._kernel = kernel
-        self._problem = kernel.problem
-        self._isa = instruction_set(tier.isa)
-        self.rows = tier.mma[1]
-        self.part_k = part_k
-        self.steps = part_k // amx.DEPTH
-        self._chunks = part_k // self._isa.chunk
-        self._panels_ahead = tier.stages - 1
-        # Where several slabs follow, weights are fetched in the time that their products take.
-        self._fetches = most_slabs(tier) == 1
-        self._decoder = Decoder(self._isa, kernel.problem.rhs)
-        self._factors = Factors(self._isa)
-        self._exponents = Exponents(self._isa)
-        self._weights = operands.rhs_codes(kernel)
-        self._scales = operands.rhs_scales(kernel)
-        tiles = self.rows // TILE * self.steps
-        self.buffer = ops.stack_buffer(f"memref<{tiles}x{TILE}x{PAIRS}xi32>")
-        self._chunk_factors = ops.stack_buffer(f"memref<{self._chunks}x{self._isa.lanes}xi32>")
-
-    def tile(self, group: Index, step: Index) -> Index:
-        """The position of the tile of 16 rows and one step."""
-        return group * self.steps + step
-
-    def may_fold(self, column: Index) -> ir.Value:
-        """Whether the scales of the panel's rows may be folded for all of K, as an i1."""
-        scale_rows, _ = self._problem.rhs_scale_shape
-        share = self._problem.rhs_block[0]
-        first = column // share
-        count = minimum(scale_rows - first, -(-self.rows // share))
-        return operands.rhs_fold_check(self._kernel).may_fold(first, count)
-
-    def exponents(self, weight_row: Index, block: Index, is_folded: ir.Value) -> ir.Value:
-        """What is left of one row's scale for one block of K, in every lane."""
-        position = [self._existing_row(weight_row) // self._problem.rhs_block[0], block]
-        scale = ops.load_scalar(self._scales, position)
-        left = arith.select(is_folded, ops.splat(127, ops.i8()), scale)
-        return ops.broadcast(self._exponents.from_bytes(left), self._isa.lanes)
-
-    def fill(self, column: Index, k: IndexValue, is_folded: ir.Value) -> None:
-        """Decode the rows from ``column`` on, from ``k`` on."""
-        chunk = self._isa.chunk
-        first_chunk = k // chunk
-        chunks = minimum(-(-self._problem.k // chunk) - first_chunk, self._chunks)
-        share = self._problem.rhs_block[0]
-
-        def fill_rows(first: IndexValue) -> None:
-            if share > 1:
-                scale_row = self._existing_row(column + first) // share
-                self._fill_factors(scale_row, first_chunk, chunks, is_folded)
-
-            def fill_row(row: IndexValue) -> None:
-                weight_row = self._existing_row(column + row)
-                if share == 1:
-                    self._fill_factors(weight_row, first_chunk, chunks, is_folded)
-
-                def fill_chunk(i: IndexValue) -> None:
-                    self._fill_chunk(row, weight_row, first_chunk + i, i)
-                    if self._fetches:
-                        self.fetch(column, k, row, i * chunk)
-
-                ops.repeat(0, chunks, 1, fill_chunk)
-
-            ops.repeat(first, first + min(self.rows, _SCALE_ROWS), 1, fill_row)
-
-        ops.repeat(0, self.rows, min(self.rows, _SCALE_ROWS), fill_rows)
-
-    def fetch(self, column: Index, k: IndexValue, row: Index, depth: Index) -> None:
-        """Ask for weights that are decoded ``stages - 1`` panels later, ``depth`` K into that one.
-
-        A panel is short pieces of many rows, which processors do not fetch ahead by themselves.
-        """
-        after = k + min(self._panels_ahead * self.part_k, self._problem.k)
-        has_more = less(after, self._problem.k)
-        first = choose(has_more, column, column + self.rows)
-        k_fetched = choose(has_more, after, after - self._problem.k) + depth
-        position = [
-            minimum(first + row, self._problem.n - 1),
-            k_fetched // self._decoder.k_per_byte,
-        ]
-        ops.prefetch(self._weights, position)
-
-    def _existing_row(self, row: Index) -> Index:
-        return operands.existing_row(self._problem, row, self.rows)
-
-    def _fill_factors(
-        self, scale_row: Index, first_chunk: Index, chunks: Index, is_folded: ir.Value
-    ) -> None:
-        """What a row's chunks are multiplied by, each block's in the lanes of its pairs."""
-        size = self._isa.chunk
-
-        def fill(i: IndexValue) -> None:
-            chunk = first_chunk + i
-
-            def load(count: int) -> ir.Value:
-                return operands.load_chunk_scales(self._scales, scale_row, chunk, count, size)
-
-            scales = operands.whole_or_short(self._problem.k, size, chunk, size // BLOCK_K, load)
-            factors = operands.spread_blocks(self._isa, self._factors.of(scales, is_folded))
-            ops.store(factors, self._chunk_factors, [i, 0], 64)
-
-        ops.repeat(0, chunks, 1, fill)
-
-    def _fill_chunk(self, row: Index, weight_row: Index, chunk: Index, i: Index) -> None:
-        """64 weights as one row of two tiles."""
-        k, size = chunk * self._isa.chunk, self._isa.chunk
-
-        def load(count: int) -> ir.Value:
-            return self._decoder.load_chunk(self._weights, weight_row, k, count)
-
-        width = self._decoder.chunk_bytes
-        data = operands.whole_or_short(self._problem.k, size, chunk, width, load)
-        factors = ops.load(self._chunk_factors, [i, 0], self._isa.lanes, 64)
-        for half, operand in enumerate(self._decoder.decode_chunk(data)):
-            value = ops.bitcast(self._factors.apply(operand, factors), ops.i32())
-            position = [self.tile(row // TILE, i * 2 + half), row % TILE, 0]
-            ops.store(value, self.buffer, position, 64)
+def tiles_along_n(tier: KernelTier) -> int:
+    """Tiles of a panel."""
+    assert tier.mma is not None
+    return tier.mma[1] // TILE
 
 
 class _Matrix:
@@ -216,13 +89,13 @@ class _Matrix:
         self.most_slabs = most_slabs(tier)
         self.is_one_slab = self.most_slabs == 1
         # Tiles of sums that a panel and a slab make.
-        self.along_n, self.along_m = self.panel_rows // TILE, self.slab_rows // TILE
+        self.along_n, self.along_m = tiles_along_n(tier), tiles_along_m(tier)
         n_workgroup, m_workgroup = kernel.workgroup_id(0), kernel.workgroup_id(1)
         self.first_column = n_workgroup * self.columns
         self.first_slab = m_workgroup * self.partition.slabs_each
         tiles = self.most_slabs * self.along_n * self.along_m
         self.sums = ops.stack_buffer(f"memref<{tiles}x{TILE}x{TILE}xf32>")
-        self.panel = _Panel(kernel, tier, self.part_k)
+        self.panel = TilePanel(kernel, tier, self.part_k)
         slabs = self.partition.slabs
         self.x = pack.TileLayout(kernel, tier, slabs)
         self.x_scales = pack.slab_scales(kernel, self.slab_rows, slabs)
@@ -234,9 +107,9 @@ class _Matrix:
         """The walk down the rows of w, a panel at a time, each along K; then its results."""
         last = minimum(self.first_column + self.columns, self.problem.n)
         slabs = minimum(self.partition.slabs_each, self.partition.slabs - self.first_slab)
-        granted = amx.is_permitted()
+        granted = pack.may_use_tiles(self.flags, self.first_slab)
         with ops.when(granted):
-            amx.configure()
+            amx.configure([self.x.row_bytes] * self._first_w)
 
         def panel(column: IndexValue) -> None:
             is_folded = self.panel.may_fold(column)
@@ -278,8 +151,18 @@ class _Matrix:
         return (slab * self.along_n + i) * self.along_m + j
 
     def _x_tile(self, k: Index, slab: Index, step: Index, j: Index) -> Index:
-        """The position of 16 rows of x for one step of the part of K at ``k``."""
+        """The position of a tile of x for one step of the part of K at ``k``."""
         return self.x.position(self.first_slab + slab, k) + step * self.along_m + j
+
+    @property
+    def _first_x(self) -> int:
+        """The first tile register of x: those of the sums come before."""
+        return self.along_n * self.along_m
+
+    @property
+    def _first_w(self) -> int:
+        """The first tile register of w: those that are left take turns."""
+        return self._first_x + self.along_m
 
     def _depth(self, k: Index) -> Index:
         """Elements of K in the part that starts at ``k``, padded to whole chunks."""
@@ -288,8 +171,6 @@ class _Matrix:
     def _multiply_tiles(self, column: Index, slab: Index, k: IndexValue) -> None:
         """A part of K by tile instructions; the sums stay in tile registers meanwhile."""
         tiles = [(i, j) for i in range(self.along_n) for j in range(self.along_m)]
-        first_x = len(tiles)
-        first_w = first_x + self.along_m
         places = {
             at: self._sums_tile(slab, *tile) * amx.TILE_BYTES for at, tile in enumerate(tiles)
         }
@@ -309,21 +190,17 @@ class _Matrix:
 
         def step(number: Index) -> None:
             for j in range(self.along_m):
-                x_tile = self._x_tile(k, slab, number, j)
-                amx.load(first_x + j, self.x.values, x_tile * amx.TILE_BYTES)
+                offset = self._x_tile(k, slab, number, j) * self.x.tile_bytes
+                amx.load(self._first_x + j, self.x.values, offset, self.x.row_bytes)
             for i in range(self.along_n):
-                register = first_w + i % (amx.REGISTERS - first_w)
+                register = self._first_w + i % (amx.REGISTERS - self._first_w)
                 amx.load(register, self.panel.buffer, self.panel.tile(i, number) * amx.TILE_BYTES)
                 for j in range(self.along_m):
-                    amx.multiply(i * self.along_m + j, register, first_x + j)
+                    amx.multiply(i * self.along_m + j, register, self._first_x + j)
 
         steps = self.isa.chunk // amx.DEPTH
-        fetched = -(-self.panel_rows // self.most_slabs)
 
         def chunk(number: IndexValue) -> None:
-            if not self.is_one_slab:
-                for row in range(fetched):
-                    self.panel.fetch(column, k, slab * fetched + row, number * amx.DEPTH)
             for offset in range(steps):
                 step(number + offset)
 
@@ -363,8 +240,7 @@ class _Matrix:
         sums = [ops.load(self.sums, [at, row, 0], TILE, 64) for row in rows]
 
         def step(number: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
-            x_tile = self._x_tile(k, slab, number, j)
-            return self._multiply_pairs(self.panel.tile(i, number), x_tile, 0, PAIRS, sums)
+            return self._multiply_step(self.panel.tile(i, number), k, slab, number, j, sums)
 
         sums = ops.for_range(0, self._depth(k) // amx.DEPTH, 1, sums, step)
         for row in rows:
@@ -381,20 +257,15 @@ class _Matrix:
         is_folded: ir.Value,
     ) -> None:
         blocks = minimum(self.problem.k_blocks - k // BLOCK_K, self.part_k // BLOCK_K)
-        # A chunk's operands hold half of each of its blocks: that is the decoder's order.
-        in_chunk = self.isa.chunk // BLOCK_K
-        share = PAIRS // in_chunk
 
         def add_block(block: IndexValue) -> None:
             sums = [zero_accumulator(self.isa)] * TILE
-            for half in range(in_chunk):
-                step = block // in_chunk * in_chunk + half
-                first = block % in_chunk * share
-                w_tile, x_tile = self.panel.tile(i, step), self._x_tile(k, slab, step, j)
-                sums = self._multiply_pairs(w_tile, x_tile, first, share, sums)
+            sums = self._multiply_step(self.panel.tile(i, block), k, slab, block, j, sums)
             k_block = k // BLOCK_K + block
             position = [self.first_slab + slab, k_block, j * TILE]
-            x_exponents = self.exponents.from_bytes(ops.load(self.x_scales, position, TILE))
+            x_exponents = self.exponents.from_bytes(
+                ops.load_first(self.x_scales, position, self.x.rows, TILE)
+            )
             for row in range(TILE):
                 weight_row = column + i * TILE + row
                 left = self.panel.exponents(weight_row, k_block, is_folded)
@@ -404,14 +275,14 @@ class _Matrix:
 
         ops.repeat(0, blocks, 1, add_block)
 
-    def _multiply_pairs(
-        self, w_tile: Index, x_tile: Index, first: Index, count: int, sums: Sequence[ir.Value]
+    def _multiply_step(
+        self, w_tile: Index, k: Index, slab: Index, step: Index, j: Index, sums: Sequence[ir.Value]
     ) -> list[ir.Value]:
-        """Some pairs of one step: 16 rows of w against 16 rows of x, which are the lanes."""
+        """One step: 16 rows of w against up to 16 rows of x, which are the lanes."""
+        x_tile = self._x_tile(k, slab, step, j)
 
-        def multiply(number: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
-            pair = first + number
-            x = ops.load(self.x.values, [x_tile, pair, 0], TILE, 64)
+        def multiply(pair: IndexValue, sums: list[ir.Value]) -> list[ir.Value]:
+            x = ops.load_first(self.x.values, [x_tile, pair, 0], self.x.rows, TILE)
             x = ops.bitcast(x, ir.BF16Type.get())
             result = []
             for row, old in enumerate(sums):
@@ -419,7 +290,7 @@ class _Matrix:
                 result.append(multiply_add(self.isa, old, broadcast_operand(self.isa, w), x))
             return result
 
-        return ops.for_range(0, count, 1, sums, multiply)
+        return ops.for_range(0, PAIRS, 1, sums, multiply)
 
     def _finish(self, column: Index, slab: Index) -> None:
         """Turn the sums of a panel and a slab, and store the rows and columns that exist."""
@@ -427,11 +298,10 @@ class _Matrix:
         def tile(number: IndexValue) -> None:
             i, j = number // self.along_m, number % self.along_m
             at = self._sums_tile(slab, i, j)
-            rows = [ops.load(self.sums, [at, row, 0], TILE, 64) for row in range(TILE)]
-            for row, values in enumerate(transpose(rows)):
+            for row, values in enumerate(self._turned(at)):
                 ops.store(values, self.turned, [row, 0], 64)
-            first = ((self.first_slab + slab) * self.along_m + j) * TILE
-            present = minimum(maximum(self.kernel.m, first) - first, TILE)
+            first = ((self.first_slab + slab) * self.along_m + j) * self.x.rows
+            present = minimum(maximum(self.kernel.m, first) - first, self.x.rows)
 
             def store(row: IndexValue) -> None:
                 values = ops.load(self.turned, [row, 0], TILE, 64)
@@ -440,3 +310,13 @@ class _Matrix:
             ops.repeat(0, present, 1, store)
 
         ops.repeat(0, self.along_n * self.along_m, 1, tile)
+
+    def _turned(self, at: Index) -> list[ir.Value]:
+        """A tile of sums as rows of y: 16 rows of as many lanes as x has rows become 16 columns."""
+        size = self.x.rows
+        firsts = range(0, TILE, size)
+        rows = [
+            ops.join([ops.load(self.sums, [at, first + row, 0], size, 64) for first in firsts])
+            for row in range(size)
+        ]
+        return transpose(rows, len(firsts))

@@ -8,8 +8,9 @@ Layouts share one buffer, one for each kernel:
   from end to end, and ``[row][chunk][lane]`` exponents;
 - *slabs* (tiled): ``[slab][K / word][row in slab]`` words, so that one row's word is a broadcast
   load (see ``is_halved`` too), and ``[slab][block][row in slab]`` scale bytes;
-- *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, and
-  scale bytes as for slabs. Inside of a chunk K is in the order of the stream kernel;
+- *tiles* (matrix): ``[slab][32 K][16 rows of the slab]`` tiles of ``[pair][row]`` elements, or of
+  8 rows where a slab has no more, and scale bytes as for slabs. Inside of a block K is in the
+  order that decoding gives;
 - *digits* (stream with products of integers): see ``digits``.
 
 K is padded with zeros to whole chunks. Rows past the last are copies of it, and are never stored.
@@ -27,7 +28,7 @@ from iree.compiler.dialects import arith
 from block32.dialects.kernel import KernelTier
 from block32.lowering.common.index import Index, IndexValue, as_integer, minimum, round_up
 from block32.lowering.common.weight_layout import PLAIN
-from block32.lowering.cpu import decode, digits, operands, ops
+from block32.lowering.cpu import amx, decode, digits, operands, ops
 from block32.lowering.cpu.decode import Decoder
 from block32.lowering.cpu.fold import Factors, power_of_two
 from block32.lowering.cpu.formats import SMALL_FLOATS
@@ -120,18 +121,30 @@ class TileLayout:
     """Where the tiles of the packed values are.
 
     Attributes:
-        values: The tiles, ``memref<tiles x 16 x 16 x i32>``.
-        along_m: Tiles of 16 rows in a slab.
+        values: The tiles, ``memref<tiles x 16 pairs x rows x i32>``.
+        rows: Rows of x in a tile: 16, or those of a smaller slab.
+        along_m: Tiles in a slab.
     """
 
     def __init__(self, kernel: KernelContext, tier: KernelTier, slabs: Index):
         """Bind the buffer; there are ``slabs`` slabs of ``mma[0]`` rows in all."""
         assert tier.mma is not None
         padded_k = operands.padded_k(kernel.problem, instruction_set(tier.isa))
-        self.along_m = tier.mma[0] // TILE
+        self.rows = min(tier.mma[0], TILE)
+        self.along_m = tier.mma[0] // self.rows
         self._tiles_each = self.along_m * (padded_k // _TILE_K)
         tiles = slabs * self._tiles_each
-        self.values = kernel.memref(VALUES, f"memref<?x{TILE}x{TILE}xi32>", (tiles,))
+        self.values = kernel.memref(VALUES, f"memref<?x{TILE}x{self.rows}xi32>", (tiles,))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a tile's row."""
+        return 4 * self.rows
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile."""
+        return TILE * self.row_bytes
 
     def position(self, slab: Index, k: Index) -> Index:
         """A slab's first tile for the 32 K from ``k`` on; those of the next K follow."""
@@ -154,6 +167,12 @@ def folded_flags(kernel: KernelContext, parts: Index) -> ir.Value:
 def is_folded(flags: ir.Value, part: Index) -> ir.Value:
     """The flag of a row or slab, as an i1."""
     return arith.trunci(ops.i1(), ops.load_scalar(flags, [part]))
+
+
+def may_use_tiles(flags: ir.Value, slab: Index) -> ir.Value:
+    """Whether the system lets this process use tiles, as an i1: the bit above a slab's flag."""
+    bits = ops.load_scalar(flags, [slab])
+    return arith.trunci(ops.i1(), arith.shrui(bits, ops.splat(1, bits.type)))
 
 
 def packs_rows(tier: KernelTier) -> bool:
@@ -268,8 +287,12 @@ class _Packer:
         else:
             is_folded = operands.lhs_fold_check(self.kernel).may_fold(first_row, rows)
         flags = folded_flags(self.kernel, self.kernel.workgroup_count())
-        ops.store_scalar(ops.convert(arith.extui, is_folded, ops.i32()), flags, [self.part])
+        ops.store_scalar(self.flag(is_folded), flags, [self.part])
         return is_folded
+
+    def flag(self, is_folded: ir.Value) -> ir.Value:
+        """What is noted: in the lowest bit, whether scales are folded."""
+        return ops.convert(arith.extui, is_folded, ops.i32())
 
     def remaining_scale(self, scale: ir.Value, is_folded: ir.Value) -> ir.Value:
         """The scale byte that is left for the sums: that of 1 when it is folded."""
@@ -409,6 +432,13 @@ class _TilePacker(_RowsPacker):
         self.steps = self.isa.chunk // _TILE_K
         self.natural = ops.stack_buffer(f"memref<{self.steps}x{TILE}x{TILE}xi32>")
 
+    def flag(self, is_folded: ir.Value) -> ir.Value:
+        """Also whether tiles may be used: one question a slab, and not one a workgroup."""
+        folded, tiles = (
+            ops.convert(arith.extui, bit, ops.i32()) for bit in (is_folded, amx.is_permitted())
+        )
+        return arith.ori(folded, arith.shli(tiles, ops.splat(1, tiles.type)))
+
     def emit(self) -> None:
         """The walk along K for each 16 rows, then the exponents."""
         first = self.part * self.rows
@@ -425,21 +455,25 @@ class _TilePacker(_RowsPacker):
         ops.repeat(0, self.problem.k_blocks, 1, lambda block: self.pack_block(is_folded, block))
 
     def _pack_chunk(self, tile: Index, is_folded: ir.Value, chunk: Index, count: int) -> None:
-        """A chunk of 16 rows: decoded a row at a time, then turned."""
+        """A chunk of a tile's rows: decoded a row at a time, then turned."""
         first = self.layout.position(self.part, chunk * self.isa.chunk) + tile
+        present = self.layout.rows
 
         def decode_row(r: Index) -> None:
-            row = self.row(tile * TILE + r)
-            for step, value in enumerate(self.in_operand_order(row, is_folded, chunk, count)):
+            row = self.row(tile * self.layout.rows + r)
+            operands_ = self.in_operand_order(row, is_folded, chunk, count)
+            for step, value in enumerate(decode.blocks_of_chunk(operands_)):
                 ops.store(ops.bitcast(value, ops.i32()), self.natural, [step, r, 0], 64)
 
         def turn(step: IndexValue) -> None:
-            rows = [ops.load(self.natural, [step, r, 0], TILE, 64) for r in range(TILE)]
+            rows = [ops.load(self.natural, [step, r, 0], TILE, 64) for r in range(present)]
+            rows += [rows[-1]] * (TILE - present)
             position = first + step * self.layout.along_m
             for pair, values in enumerate(transpose(rows)):
+                values = ops.part(values, 0, present)
                 ops.store(values, self.layout.values, [position, pair, 0], 64)
 
-        ops.repeat(0, TILE, 1, decode_row)
+        ops.repeat(0, present, 1, decode_row)
         ops.repeat(0, self.steps, 1, turn)
 
 

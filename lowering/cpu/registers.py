@@ -86,14 +86,19 @@ def _merged_sums(group: list[ir.Value], lanes: int) -> ir.Value:
     return group[0]
 
 
-def transpose(rows: list[ir.Value]) -> list[ir.Value]:
-    """Transpose a square matrix, given and returned as its rows; its size is a power of two.
+def transpose(rows: list[ir.Value], blocks: int = 1) -> list[ir.Value]:
+    """Transpose square matrices, given and returned as rows of all; their size is a power of two.
 
     Each round interleaves row i with row i + size/2 (a perfect shuffle of the rows); after
     log2(size) rounds every element has moved to its transposed place.
+
+    Args:
+        rows: As many as a matrix has.
+        blocks: Matrices that lie side by side.
     """
-    size = len(rows)
-    low = [i // 2 + size * (i % 2) for i in range(size)]
+    size, lanes = len(rows), len(rows) * blocks
+    starts = range(0, lanes, size)
+    low = [start + i // 2 + lanes * (i % 2) for start in starts for i in range(size)]
     high = [i + size // 2 for i in low]
     for _ in range(size.bit_length() - 1):
         pairs = zip(rows[: size // 2], rows[size // 2 :], strict=True)

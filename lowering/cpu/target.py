@@ -18,6 +18,7 @@ from block32.lowering.cpu.isa import INSTRUCTION_SETS, InstructionSet, instructi
 from block32.lowering.cpu.panel import COLUMNS
 from block32.lowering.cpu.select import TARGET_NAME, fits_layout, select, select_for_layout
 from block32.lowering.cpu.store import GROUP
+from block32.lowering.cpu.tile_panel import SCALE_ROWS, TILE
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import ScaledMatmul
 from block32.lowering.target import (
@@ -293,9 +294,12 @@ def _verify_matrix(tier: KernelTier, isa: InstructionSet) -> str | None:
     assert tier.tile is not None and tier.mma is not None
     _, columns, depth = tier.tile
     slab_rows, panel_rows, _ = tier.mma
-    if slab_rows % matrix.TILE or panel_rows % matrix.TILE:
-        return f"expected mma[0] and mma[1] to be multiples of {matrix.TILE}"
-    sums, left = slab_rows * panel_rows // matrix.ELEMENTS, slab_rows // matrix.TILE
+    if slab_rows % TILE and slab_rows != matrix.FEW_ROWS:
+        few = matrix.FEW_ROWS
+        return f"expected mma[0] to be {few} or a multiple of {TILE} but got {slab_rows}"
+    if panel_rows != TILE and panel_rows % SCALE_ROWS:
+        return f"expected mma[1] to be {TILE} or a multiple of {SCALE_ROWS} but got {panel_rows}"
+    sums, left = matrix.tiles_along_n(tier) * matrix.tiles_along_m(tier), matrix.tiles_along_m(tier)
     if sums + left >= amx.REGISTERS:
         return f"expected mma to leave a tile register for w: {sums} + {left} of 8 are taken"
     if columns % panel_rows:

@@ -144,7 +144,9 @@ def test_a_stream_of_mxfp4_and_bf16_is_looked_up_in_one_step(tmp_path: Path) -> 
     assert not any(re.match(r"vpunpck|vpermb|vperm[it]2", name) for name in counts), counts
 
 
-@pytest.mark.parametrize(("m", "products", "loads"), [(8, 1, 2), (32, 4, 4), (96, 4, 4)])
+@pytest.mark.parametrize(
+    ("m", "products", "loads"), [(8, 2, 3), (16, 4, 5), (32, 4, 4), (96, 4, 4)]
+)
 def test_the_matrix_kernel_loads_and_multiplies_tiles(
     m: int, products: int, loads: int, tmp_path: Path
 ) -> None:
@@ -162,13 +164,29 @@ def test_the_matrix_kernel_loads_and_multiplies_tiles(
 
 
 def test_the_matrix_kernel_decodes_a_register_at_a_time(tmp_path: Path) -> None:
-    """64 codes: two look-ups of two registers, two interleaves, and two stores into the panel."""
+    """Two rows by 128 K: for 64 codes two look-ups of two registers and two interleaves.
+
+    Their scale is in the tables: nothing is added to an exponent.
+    """
     text = assembly(ScaledMatmul(8, 256, 2048), PROCESSORS["amx"], tmp_path)
     loop = next(loop for loop in loops(text) if any("prefetch" in line for line in loop))
-    counts = mnemonics(loop)
+    counts, registers = mnemonics(loop), 4
     lookups = sum(n for name, n in counts.items() if re.match("vperm[it]2b", name))
-    assert (lookups, counts["vpunpcklbw"], counts["vpunpckhbw"]) == (2, 1, 1)
-    assert len(loop) <= 30
+    assert lookups == 2 * registers
+    assert (counts["vpunpcklbw"], counts["vpunpckhbw"]) == (registers, registers)
+    assert not any(re.match("vpadd|vpcmp|vptest", name) for name in counts), counts
+    assert len(loop) <= 26 * registers
+
+
+def test_the_matrix_kernel_multiplies_by_scales_of_single_rows(tmp_path: Path) -> None:
+    """The same for blocks of 1x32: both registers of pairs are raised by an exponent."""
+    problem = ScaledMatmul(8, 256, 2048, rhs_block=(1, 32))
+    text = assembly(problem, PROCESSORS["amx"], tmp_path)
+    loop = next(loop for loop in loops(text) if any("prefetch" in line for line in loop))
+    counts, registers = mnemonics(loop), 2
+    lookups = sum(n for name, n in counts.items() if re.match("vperm[it]2b", name))
+    assert lookups == 2 * registers
+    assert counts["vpcmpltuw"] == 2 * registers
 
 
 def test_the_matrix_kernel_asks_before_it_uses_tiles(tmp_path: Path) -> None:

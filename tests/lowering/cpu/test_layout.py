@@ -151,14 +151,14 @@ def test_iree_repacks_a_constant_while_it_compiles(form: str) -> None:
 #y = affine_map<(m, n, k) -> (m, n)>
 util.global private @ws = dense<"0x{SCALES.tobytes().hex()}"> : tensor<2x4xi8>
 {definition}
-func.func @main(%x: tensor<9x128xf32>) -> tensor<9x64xf32> {{
+func.func @main(%x: tensor<17x128xf32>) -> tensor<17x64xf32> {{
   {load}
-  %z = arith.constant dense<0.0> : tensor<9x64xf32>
+  %z = arith.constant dense<0.0> : tensor<17x64xf32>
   %y = linalg.matmul indexing_maps = [#x, #w, #y]
       {{block32.rhs = {{block = [32, 32], scale = @ws}}}}
-      ins(%x, %w : tensor<9x128xf32>, tensor<64x128xf8E4M3FN>)
-      outs(%z : tensor<9x64xf32>) -> tensor<9x64xf32>
-  return %y : tensor<9x64xf32>
+      ins(%x, %w : tensor<17x128xf32>, tensor<64x128xf8E4M3FN>)
+      outs(%z : tensor<17x64xf32>) -> tensor<17x64xf32>
+  return %y : tensor<17x64xf32>
 }}
 """
     flow = block32.compile(source, cpu="haswell", flags=["--compile-to=flow"]).decode()
@@ -166,7 +166,7 @@ func.func @main(%x: tensor<9x128xf32>) -> tensor<9x64xf32> {{
     assert in_pieces(CODES, 1).tobytes().hex() in flow.lower()
     assert "transpose" not in flow and "util.initializer" not in flow
     skip_unless_it_runs(PROCESSORS["avx2"])
-    x = np.random.default_rng(2).standard_normal((9, 128)).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal((17, 128)).astype(np.float32)
     got = run_function(block32.compile(source, cpu="haswell"), "main", x)
     expected = reference.scaled_matmul(x, None, CODES, SCALES)
     comparison = reference.compare(got, expected, "f32")

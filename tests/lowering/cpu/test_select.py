@@ -123,7 +123,9 @@ MATRIX = KernelTier("tiled", None, (128, 128, 192), mma=(32, 32, 32), isa="amx_b
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"mma": (24, 32, 32)}, "expected mma[0] and mma[1] to be multiples of 16"),
+        ({"mma": (24, 32, 32)}, "expected mma[0] to be 8 or a multiple of 16 but got 24"),
+        ({"mma": (4, 32, 32)}, "expected mma[0] to be 8 or a multiple of 16 but got 4"),
+        ({"mma": (32, 48, 32)}, "expected mma[1] to be 16 or a multiple of 32 but got 48"),
         ({"mma": (48, 32, 32)}, "leave a tile register for w: 6 + 3 of 8 are taken"),
         ({"tile": (128, 48, 192)}, "expected tile[1] to be a multiple of 32 but got 48"),
         ({"tile": (128, 128, 96)}, "expected tile[2] to be a multiple of 64 but got 96"),
@@ -180,8 +182,9 @@ def test_the_formats_are_those_of_the_reference(name: str, element: str) -> None
     ids=str,
 )
 def test_pieces_are_for_one_8_bit_weight_of_whole_pieces(changes: dict[str, object]) -> None:
-    assert TARGET.choose_layout_tiers(dataclasses.replace(DYNAMIC, m=4), AVX2).pays
-    assert not TARGET.choose_layout_tiers(DYNAMIC, AVX2).pays, "one row may be all there is"
+    assert TARGET.choose_layout_tiers(dataclasses.replace(DYNAMIC, m=16), AVX2).pays
+    assert not TARGET.choose_layout_tiers(dataclasses.replace(DYNAMIC, m=8), AVX2).pays
+    assert not TARGET.choose_layout_tiers(DYNAMIC, AVX2).pays, "there may be few rows"
     problem = dataclasses.replace(DYNAMIC, **changes)  # type: ignore[arg-type]
     assert TARGET.choose_layout_tiers(problem, AVX2).tiers == ()
     assert TARGET.verify(problem, IN_PIECES, AVX2) == (
