@@ -211,10 +211,17 @@ def store_first(value: ir.Value, buffer: ir.Value, indices: Sequence[Index], cou
         store(part(value, offset, size), buffer, [*outer, last + offset])
 
 
-def prefetch(buffer: ir.Value, indices: Sequence[Index]) -> None:
-    """Ask for the cache line of an element; one that is not used costs no more than its way."""
+def prefetch(buffer: ir.Value, indices: Sequence[Index], cache: int = 1) -> None:
+    """Ask for the cache line of an element; one that is not used costs no more than its way.
+
+    Args:
+        buffer: A memref.
+        indices: The element's.
+        cache: How far it comes: 1 for the innermost, 2 for the next.
+    """
     positions = [as_value(index) for index in indices]
-    memref.prefetch(buffer, positions, is_write=False, locality_hint=3, is_data_cache=True)
+    hint = 4 - cache
+    memref.prefetch(buffer, positions, is_write=False, locality_hint=hint, is_data_cache=True)
 
 
 #: Bytes of stack that the large buffers of a kernel may take together; IREE allows 32 KiB in all.

@@ -120,7 +120,8 @@ class TilePanel:
         k_fetched += (span.first + chunk) * self._isa.chunk
         if self._problem.n < self.rows:
             row = minimum(row, self._problem.n - 1)
-        ops.prefetch(self._weights, [first + row, k_fetched // self._decoder.k_per_byte])
+        # Not into the first cache, which is full of panel, sums and x.
+        ops.prefetch(self._weights, [first + row, k_fetched // self._decoder.k_per_byte], 2)
 
     def _existing_row(self, row: Index) -> Index:
         return operands.existing_row(self._problem, row, self.rows)
