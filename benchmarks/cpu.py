@@ -64,6 +64,12 @@ DEFAULT_SHAPES = ((1, 4096, 4096), (8, 7168, 2048), (32, 7168, 2048), (256, 4096
 OURS = "block32"
 W8A16 = "block32 W8A16"
 MXFP4 = "block32 MXFP4"
+#: What each of our kernels multiplies, where that is not W8A8.
+OPERANDS: dict[str, dict[str, Any]] = {
+    OURS: {},
+    W8A16: {"lhs": "bf16", "lhs_scaled": False},
+    MXFP4: {"rhs": "f4E2M1FN"},
+}
 #: Bytes that a weight takes; 4 for those that are not named.
 BYTES_PER_WEIGHT = {OURS: 1, W8A16: 1, MXFP4: 0.5, "stock scaled": 1, "torch bf16": 2}
 READ = "read"
@@ -239,12 +245,7 @@ def our_contenders(
     shape: Shape, flags: tuple[str, ...], x: np.ndarray, w: np.ndarray
 ) -> list[Contender]:
     """Our kernels for each kind of operands."""
-    m, n, k = shape
-    problems = {
-        OURS: ScaledMatmul(m, n, k),
-        W8A16: ScaledMatmul(m, n, k, lhs="bf16", lhs_scaled=False),
-        MXFP4: ScaledMatmul(m, n, k, rhs="f4E2M1FN"),
-    }
+    problems = {name: ScaledMatmul(*shape, **fields) for name, fields in OPERANDS.items()}
     return [
         iree_contender(name, our_module(problem, flags), our_operands(problem, x, w))
         for name, problem in problems.items()

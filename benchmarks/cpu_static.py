@@ -33,6 +33,7 @@ from block32.tools.cpu_listing import hot_loop, stack_accesses
 from block32.tools.iree_compile import device_facts
 from block32.tools.standalone import compile_standalone
 
+TABLE_WIDTH = 110
 N, K = 4096, 4096
 #: Weights of one row of x that the figures are for.
 WEIGHTS = 64
@@ -130,6 +131,21 @@ def _kind(line: str, product: str) -> str:
     return "vector" if _VECTOR_REGISTER.search(line) else "scalar"
 
 
+def print_table(headings: list[str], rows: list[list[str]], markdown: bool) -> None:
+    """Print rows of cells, for a page of the documentation or for a terminal."""
+    if markdown:
+        print("| " + " | ".join(headings) + " |")
+        print("|" + "---|" * len(headings))
+        print("\n".join("| " + " | ".join(row) + " |" for row in rows))
+        return
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(table)
+
+
 def main() -> int:
     """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -152,15 +168,7 @@ def main() -> int:
     except DiagnosticError as error:
         print(f"cpu_static: error: {error.message}", file=sys.stderr)
         return 1
-    if arguments.markdown:
-        print("| " + " | ".join(HEADINGS) + " |")
-        print("|" + "---|" * len(HEADINGS))
-        print("\n".join("| " + " | ".join(row.cells()) + " |" for row in rows))
-    else:
-        table = Table(*HEADINGS)
-        for row in rows:
-            table.add_row(*row.cells())
-        Console().print(table)
+    print_table(HEADINGS, [row.cells() for row in rows], arguments.markdown)
     return 0
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 _BLOCK = re.compile(r"^(\.LBB\w+):(.*?)(?=^\.L(?:BB|func_end))", re.MULTILINE | re.DOTALL)
 #: A jump or a branch; those of aarch64 name a register, or one of its bits, before the label.
-_BRANCH = r"(?:j\w+|b(?:\.\w+)?|cbn?z|tbn?z)\s+(?:[wx]\d+,\s*(?:#\d+,\s*)?)?"
+BRANCH = r"(?:j\w+|b(?:\.\w+)?|cbn?z|tbn?z)\s+(?:[wx]\d+,\s*(?:#\d+,\s*)?)?"
 
 
 def loops(assembly: str) -> list[list[str]]:
@@ -21,7 +21,7 @@ def loops(assembly: str) -> list[list[str]]:
     for label, body in _BLOCK.findall(assembly):
         lines = [re.split(r"\s#\s|//", line)[0].strip() for line in body.splitlines()]
         code = [line for line in lines if line and not line.startswith(".")]
-        back = re.compile(_BRANCH + re.escape(label) + "$")
+        back = re.compile(BRANCH + re.escape(label) + "$")
         ends = [i for i, line in enumerate(code) if back.match(line)]
         if ends:
             found.append(code[: ends[-1] + 1])
