@@ -239,7 +239,7 @@ def view(raw: ir.Value, type_text: str) -> ir.Value:
 
 
 def for_range(
-    lower: Index, upper: Index, step: int, carried: Sequence[ir.Value], body: LoopBody
+    lower: Index, upper: Index, step: Index, carried: Sequence[ir.Value], body: LoopBody
 ) -> list[ir.Value]:
     """``for i in range(lower, upper, step)``; gives the carried values after the last iteration."""
     first, last, stride = (as_value(bound) for bound in (lower, upper, step))
@@ -249,7 +249,7 @@ def for_range(
     return list(loop.results)
 
 
-def repeat(lower: Index, upper: Index, step: int, body: Callable[[IndexValue], None]) -> None:
+def repeat(lower: Index, upper: Index, step: Index, body: Callable[[IndexValue], None]) -> None:
     """``for i in range(lower, upper, step)`` without carried values."""
 
     def without_values(i: IndexValue, _: list[ir.Value]) -> Sequence[ir.Value]:

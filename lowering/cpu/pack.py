@@ -105,10 +105,15 @@ class SlabPart:
         self._flat = ops.view(raw, f"memref<{part_k * rows}xf32>")
         self.values = ops.view(raw, f"memref<1x{part_k}x{rows}xf32>")
 
-    def fill(self, slab: Index, k: Index, depth: Index) -> None:
-        """Widen the elements ``k`` to ``k + depth`` of all rows of a slab."""
+    def fill(self, slab: Index, k: Index, depth: Index, following: Index) -> None:
+        """Widen the elements ``k`` to ``k + depth`` of all rows of a slab.
+
+        The same elements of the slab ``following`` are asked for: a part is too short for the
+        processor to fetch it ahead by itself.
+        """
 
         def widen(i: IndexValue) -> None:
+            ops.prefetch(self._halves, [following, k * self._rows + i])
             halves = ops.load(self._halves, [slab, k * self._rows + i], self._lanes)
             words = ops.convert(arith.extui, halves, ops.i32())
             words = arith.shli(words, ops.splat(16, words.type))

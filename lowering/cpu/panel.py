@@ -22,6 +22,8 @@ from block32.lowering.problem import BLOCK_K
 COLUMNS = 64
 #: Rows of w that are turned together.
 _TURNED = 16
+#: Bytes of a cache line.
+_LINE = 64
 
 
 class Panel:
@@ -105,6 +107,24 @@ class Panel:
 
         ops.repeat(0, chunks, 1, turn_chunk)
 
+    def fetch(self, column: Index, k: Index, first: Index, step: Index) -> None:
+        """Ask for what ``fill`` will read of the rows ``first``, ``first + step`` and so on.
+
+        A panel is short pieces of many rows, which processors do not fetch ahead by themselves.
+        Processors have few lines under way at a time, and stand still when asked for more: hence
+        a few rows with every slab, instead of all at once.
+        """
+        if self._layout is not None or self._isa.mmla:
+            return
+        per_byte, last = self._decoder.k_per_byte, self._problem.rhs_row_bytes - 1
+
+        def row(at: IndexValue) -> None:
+            for line in range(0, self._part_k // per_byte, _LINE):
+                byte = minimum(k // per_byte + line, last)
+                ops.prefetch(self._weights, [self._existing_row(column + at), byte])
+
+        ops.repeat(first, COLUMNS, step, row)
+
     def _fill_pairs(self, column: Index, first_chunk: Index, chunks: Index) -> None:
         """Two rows of w side by side, four elements of each at a time."""
 
@@ -143,7 +163,6 @@ class Panel:
         A square of 16 is transposed at a time. Where codes are looked up in tables, four bytes of
         a row move together as an i32, otherwise single bytes.
         """
-        self._fetch(rows, chunk)
         moved = 4 if self._isa.widen == "table" else 1
         for offset in range(0, self._isa.chunk, _TURNED * moved):
             codes = self._load_square(rows, chunk, offset, _TURNED * moved)
@@ -168,16 +187,6 @@ class Panel:
                 ahead = self._part_k // layout.row_bytes
                 ops.prefetch(self._weights, [minimum(first + i + ahead, last), 0])
             self._store_columns(codes, at, local_chunk, i * layout.row_bytes)
-
-    def _fetch(self, rows: list[Index], chunk: Index) -> None:
-        """Ask for the same chunk of the next panel.
-
-        A panel is short pieces of many rows, which processors do not fetch ahead by themselves.
-        """
-        column = (chunk * self._isa.chunk + self._part_k) // self._decoder.k_per_byte
-        column = minimum(column, self._problem.rhs_row_bytes - 1)
-        for row in rows:
-            ops.prefetch(self._weights, [row, column])
 
     def _load_square(
         self, rows: list[Index], chunk: Index, offset: int, width: int

@@ -206,8 +206,11 @@ class _Tiled:
 
         def slab(slab: IndexValue) -> None:
             x_folded = pack.is_folded(self.flags, self.first_slab + slab)
+            self.panel.fetch(column, k + self.part_k, slab, slabs)
             if self.widened:
-                self.widened.fill(self.first_slab + slab, k, self._depth(k))
+                following = minimum(slab + 1, slabs - 1)
+                first = self.first_slab
+                self.widened.fill(first + slab, k, self._depth(k), first + following)
             ops.choose(
                 arith.andi(x_folded, is_folded),
                 lambda: self._folded_slab(column, slab, k),
