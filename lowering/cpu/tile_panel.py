@@ -66,6 +66,9 @@ class TilePanel:
         self.part_k = part_k
         self.steps = part_k // amx.DEPTH
         self._panels_ahead = tier.stages - 1
+        # Few rows of x wait for memory, and more lines can be on their way to the second cache: 3
+        # to 5% faster. For more rows the first one is 2 to 5% faster.
+        self._fetch_into = 2 if tier.mma[0] <= TILE else 1
         self._decoder = Decoder(self._isa, kernel.problem.rhs)
         self._factors = Factors(self._isa)
         self._exponents = Exponents(self._isa)
@@ -120,8 +123,8 @@ class TilePanel:
         k_fetched += (span.first + chunk) * self._isa.chunk
         if self._problem.n < self.rows:
             row = minimum(row, self._problem.n - 1)
-        # Not into the first cache, which is full of panel, sums and x.
-        ops.prefetch(self._weights, [first + row, k_fetched // self._decoder.k_per_byte], 2)
+        position = [first + row, k_fetched // self._decoder.k_per_byte]
+        ops.prefetch(self._weights, position, self._fetch_into)
 
     def _existing_row(self, row: Index) -> Index:
         return operands.existing_row(self._problem, row, self.rows)
