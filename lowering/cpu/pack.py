@@ -42,9 +42,9 @@ VALUES = "lhs_values"
 EXPONENTS = "lhs_exponents"
 FOLDED = "lhs_folded"
 #: Rows of x in a tile.
-TILE = 16
+TILE = amx.ROWS
 #: Elements of K in a tile.
-_TILE_K = 32
+_TILE_K = amx.DEPTH
 
 
 def row_values(kernel: KernelContext, tier: KernelTier) -> ir.Value:

@@ -50,12 +50,13 @@ def scale_byte_tables(small: SmallFloat, tables: list[BytePair], scale: ir.Value
     odd = _broadcast_byte(arith.subi(ops.splat(0, exponent.type), lowest_bit))
     entries = _entries(small)
     moves = [255 * _has_exponent(bits) for bits in entries]
+    raises = _byte_pair(moves)
     turns = _byte_pair([move & 0x80 for move in moves])
     carries = _byte_pair([move & bits >> 7 & 1 for move, bits in zip(moves, entries, strict=True)])
     low, high = [], []
     for at, (old_low, old_high) in enumerate(zip(*tables, strict=True)):
         low.append(arith.xori(old_low, arith.andi(turns[at], odd)))
-        raised = arith.addi(old_high, arith.andi(_byte_pair(moves)[at], half))
+        raised = arith.addi(old_high, arith.andi(raises[at], half))
         high.append(arith.addi(raised, arith.andi(carries[at], odd)))
     return [low, high]
 

@@ -133,7 +133,8 @@ class CpuTarget(Target):
         updates, result = ((RESULT,), ()) if problem.grouping else ((), (RESULT,))
         gemm = Launch(GEMM, reads=reads, updates=updates, writes=(*result, *scratch))
         pack_reads = (*lhs, "offsets") if problem.grouping else lhs
-        first = Launch(PACK, reads=pack_reads, writes=(*packed, *quantized))
+        has_tiles = any(instruction_set(tier.isa).tiles for tier in tiers)
+        first = Launch(PACK, reads=pack_reads, writes=(*packed, *quantized), asks_system=has_tiles)
         if split_k.SLOTS not in scratch:
             return KernelPlan((first, gemm), buffers)
         reduce_reads = (split_k.SLOTS, *problem.epilogue.operand_names())

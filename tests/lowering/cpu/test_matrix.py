@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The matrix kernel where tiles are not granted, and against its own vector code."""
+"""The matrix kernel without tiles, against its own vector code, and in every shape of a tier."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 from iree import runtime
 
+import block32
+from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu import amx, ops
+from block32.lowering.cpu.target import CpuTarget
+from block32.lowering.kernel_module import KernelSpec
 from block32.lowering.problem import ScaledMatmul
 from block32.runtime import reference
 from block32.tools.iree_compile import run_iree_compile
+from block32.tools.standalone import compile_standalone
 from tests.lowering.cpu.support import (
     X86_PROCESSORS,
     Array,
@@ -24,6 +29,7 @@ from tests.lowering.cpu.support import (
 from tests.numbers import random_operands
 
 AMX = X86_PROCESSORS[0]
+AMX_ISA = "amx_bf16"
 RAGGED = ScaledMatmul(None, 70, 200)
 
 
@@ -32,8 +38,12 @@ def without_tiles(problem: ScaledMatmul, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.setattr(amx, "is_permitted", lambda: ops.splat(0, ops.i1()))
     source = kernel_module(problem, AMX).encode()
     monkeypatch.undo()
+    return loaded(run_iree_compile(["-", *AMX.flags], stdin=source))
+
+
+def loaded(vmfb: bytes) -> Any:
+    """The function of a module."""
     device = runtime.Config("local-task")
-    vmfb = run_iree_compile(["-", *AMX.flags], stdin=source)
     module = runtime.VmModule.copy_buffer(device.vm_instance, vmfb)
     return runtime.load_vm_module(module, device)["main"]
 
@@ -72,3 +82,64 @@ def integer_codes(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """e4m3 codes of the integers 1 to 4 and of their negatives."""
     magnitudes = np.array([0x38, 0x40, 0x44, 0x48], np.uint8)
     return rng.choice(np.concatenate([magnitudes, magnitudes | 0x80]), shape)
+
+
+#: A user's tiers in every shape that a product may have: (tile, rows of x, rows of w, stages).
+WRITTEN = (
+    ((40, 32, 64), 8, 16, 1),
+    ((24, 64, 256), 8, 32, 2),
+    ((16, 128, 128), 8, 64, 3),
+    ((8, 96, 64), 8, 96, 9),
+    ((48, 48, 192), 16, 16, 2),
+    ((16, 32, 128), 16, 32, 4),
+    ((32, 64, 64), 16, 64, 1),
+    ((16, 192, 64), 16, 96, 2),
+    ((64, 16, 128), 32, 16, 3),
+    ((64, 64, 192), 32, 32, 1),
+    ((100, 32, 128), 48, 16, 2),
+)
+
+
+@pytest.mark.parametrize(
+    ("tile", "slab", "panel", "stages"), WRITTEN, ids=lambda value: str(value).replace(" ", "")
+)
+def test_every_shape_that_a_user_may_write(
+    tile: tuple[int, int, int], slab: int, panel: int, stages: int
+) -> None:
+    """Several slabs and panels; one slab and one panel of each are not folded."""
+    skip_unless_it_runs(AMX)
+    tier = KernelTier("tiled", None, tile, mma=(slab, panel, 32), isa=AMX_ISA, stages=stages)
+    assert CpuTarget().verify(RAGGED, tier, AMX.facts) is None
+    function = loaded(compile_standalone(KernelSpec(RAGGED, CpuTarget(), (tier,)), AMX.flags))
+    for m in (3, 16, 70):
+        operands = random_operands(RAGGED, m, seed=m)
+        operands.lhs_scale[m // 2, 3] = 30
+        operands.rhs_scale[1, 2] = 220
+        got = np.asarray(function(*operands.arrays()).to_host())
+        comparison = reference.compare(got, operands.expected(), "f32")
+        assert comparison.ok, (m, comparison)
+
+
+def test_the_leave_to_use_tiles_is_not_asked_for_by_the_compiler() -> None:
+    """A constant x could be packed while IREE compiles, in a process that is not the module's."""
+    rng = np.random.default_rng(0)
+    source = f"""
+#x = affine_map<(m, n, k) -> (m, k)>
+#w = affine_map<(m, n, k) -> (n, k)>
+#y = affine_map<(m, n, k) -> (m, n)>
+util.global private @ws = dense<127> : tensor<2x2xi8>
+util.global private @x = dense<"0x{rng.bytes(16 * 64).hex()}"> : tensor<16x64xi8>
+func.func @main(%w: tensor<64x64xf8E4M3FN>) -> tensor<16x64xf32> {{
+  %codes = util.global.load @x : tensor<16x64xi8>
+  %x = arith.sitofp %codes : tensor<16x64xi8> to tensor<16x64xbf16>
+  %z = arith.constant dense<0.0> : tensor<16x64xf32>
+  %y = linalg.matmul indexing_maps = [#x, #w, #y]
+      {{block32.rhs = {{block = [32, 32], scale = @ws}}}}
+      ins(%x, %w : tensor<16x64xbf16>, tensor<64x64xf8E4M3FN>)
+      outs(%z : tensor<16x64xf32>) -> tensor<16x64xf32>
+  return %y : tensor<16x64xf32>
+}}
+"""
+    flow = block32.compile(source, cpu=AMX.cpu, flags=["--compile-to=flow"]).decode()
+    main = flow[flow.index("util.func public @main") :]
+    assert main.count("::@pack_") == main.count("::@gemm_") == 1

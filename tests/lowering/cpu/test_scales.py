@@ -12,10 +12,10 @@ from block32.runtime import reference
 from tests.lowering.cpu.support import Processor, every_processor, run, scales
 from tests.numbers import Operands, random_operands
 
-#: One module a processor serves most tests: its tiers are one row, a few rows and tiles.
+#: One module a processor serves most tests: its tiers are one row, a few rows, some and many.
 SQUARE = ScaledMatmul(None, 64, 128)
 ROWS = ScaledMatmul(None, 48, 96, rhs_block=(1, 32))
-TIERS = pytest.mark.parametrize("m", [1, 4, 33])
+TIERS = pytest.mark.parametrize("m", [1, 4, 16, 33])
 
 ONE = 0x38
 
@@ -98,6 +98,18 @@ def test_a_nan_scale_of_w_spoils_its_columns_alone(processor: Processor, m: int)
     spoiled = result(operands, processor)
     assert np.isnan(spoiled).all(axis=0).tolist() == [column >= 32 for column in range(64)]
     assert reference.compare(spoiled, operands.expected(), "f32").ok
+
+
+@every_processor
+@TIERS
+def test_a_nan_scale_of_one_row_of_w_spoils_its_column_alone(processor: Processor, m: int) -> None:
+    """No row is the first of those whose scales are looked at together."""
+    for column in (21, 47):
+        operands = random_operands(ROWS, m)
+        operands.rhs_scale[column, 1] = 255
+        spoiled = result(operands, processor)
+        assert np.flatnonzero(np.isnan(spoiled).any(axis=0)).tolist() == [column]
+        assert reference.compare(spoiled, operands.expected(), "f32").ok
 
 
 @every_processor
