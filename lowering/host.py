@@ -253,11 +253,6 @@ class _Dispatches:
 
     def _dispatch(self, launch: Launch, values: dict[str, ir.Value]) -> dict[str, ir.Value]:
         workload = [as_value(self.m)]
-        if launch.asks_system:
-            # What a barrier gives is no constant to IREE, and so no launch with it is evaluated.
-            index = ir.IndexType.get()
-            barrier = ir.Operation.create("util.optimization_barrier", [index], workload)
-            workload = list(barrier.results)
         arguments = [] if isinstance(self.m, int) else [self._m_as_i32()]
         arguments += [values[name] for name in launch.reads + launch.updates]
         argument_sizes = [

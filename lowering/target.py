@@ -93,15 +93,12 @@ class Launch:
         reads: Operands of the matmul or buffers that an earlier launch wrote.
         updates: Buffers read and written in place (counters).
         writes: Buffers written; ``result`` is y.
-        asks_system: What it writes depends on the process that it runs in. IREE must not evaluate
-            it while it compiles, even if all that it reads is constant.
     """
 
     name: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     updates: tuple[str, ...] = ()
-    asks_system: bool = False
 
     @property
     def bindings(self) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ class _Matrix:
         """The walk down the rows of w, a panel at a time, each along K; then its results."""
         last = minimum(self.first_column + self.columns, self.problem.n)
         slabs = minimum(self.partition.slabs_each, self.partition.slabs - self.first_slab)
-        granted = pack.may_use_tiles(self.flags, self.first_slab)
+        granted = amx.is_permitted()
         with ops.when(granted):
             amx.configure([self.x.row_bytes] * self._first_w)
 

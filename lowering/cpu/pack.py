@@ -174,12 +174,6 @@ def is_folded(flags: ir.Value, part: Index) -> ir.Value:
     return arith.trunci(ops.i1(), ops.load_scalar(flags, [part]))
 
 
-def may_use_tiles(flags: ir.Value, slab: Index) -> ir.Value:
-    """Whether the system lets this process use tiles, as an i1: the bit above a slab's flag."""
-    bits = ops.load_scalar(flags, [slab])
-    return arith.trunci(ops.i1(), arith.shrui(bits, ops.splat(1, bits.type)))
-
-
 def packs_rows(tier: KernelTier) -> bool:
     """Whether the tier's kernel reads x as rows: its lanes run along K."""
     return tier.form == "stream" and tier.weight_layout == PLAIN
@@ -292,12 +286,8 @@ class _Packer:
         else:
             is_folded = operands.lhs_fold_check(self.kernel).may_fold(first_row, rows)
         flags = folded_flags(self.kernel, self.kernel.workgroup_count())
-        ops.store_scalar(self.flag(is_folded), flags, [self.part])
+        ops.store_scalar(ops.convert(arith.extui, is_folded, ops.i32()), flags, [self.part])
         return is_folded
-
-    def flag(self, is_folded: ir.Value) -> ir.Value:
-        """What is noted: in the lowest bit, whether scales are folded."""
-        return ops.convert(arith.extui, is_folded, ops.i32())
 
     def remaining_scale(self, scale: ir.Value, is_folded: ir.Value) -> ir.Value:
         """The scale byte that is left for the sums: that of 1 when it is folded."""
@@ -436,13 +426,6 @@ class _TilePacker(_RowsPacker):
         self.layout = TileLayout(kernel, tier, kernel.workgroup_count())
         self.steps = self.isa.chunk // _TILE_K
         self.natural = ops.stack_buffer(f"memref<{self.steps}x{TILE}x{TILE}xi32>")
-
-    def flag(self, is_folded: ir.Value) -> ir.Value:
-        """Also whether tiles may be used: one question a slab, and not one a workgroup."""
-        folded, tiles = (
-            ops.convert(arith.extui, bit, ops.i32()) for bit in (is_folded, amx.is_permitted())
-        )
-        return arith.ori(folded, arith.shli(tiles, ops.splat(1, tiles.type)))
 
     def emit(self) -> None:
         """The walk along K for each 16 rows, then the exponents."""

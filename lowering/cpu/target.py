@@ -133,8 +133,7 @@ class CpuTarget(Target):
         updates, result = ((RESULT,), ()) if problem.grouping else ((), (RESULT,))
         gemm = Launch(GEMM, reads=reads, updates=updates, writes=(*result, *scratch))
         pack_reads = (*lhs, "offsets") if problem.grouping else lhs
-        has_tiles = any(instruction_set(tier.isa).tiles for tier in tiers)
-        first = Launch(PACK, reads=pack_reads, writes=(*packed, *quantized), asks_system=has_tiles)
+        first = Launch(PACK, reads=pack_reads, writes=(*packed, *quantized))
         if split_k.SLOTS not in scratch:
             return KernelPlan((first, gemm), buffers)
         reduce_reads = (split_k.SLOTS, *problem.epilogue.operand_names())

@@ -190,10 +190,14 @@ def test_the_matrix_kernel_multiplies_by_scales_of_single_rows(tmp_path: Path) -
 
 
 def test_the_matrix_kernel_asks_before_it_uses_tiles(tmp_path: Path) -> None:
-    """Without the leave that the system call asks for, a tile instruction ends the process."""
+    """Without the leave that the system call asks for, a tile instruction ends the process.
+
+    The same function asks: IREE may run the launch that packs a constant x while it compiles.
+    """
     text = assembly(ScaledMatmul(8, 64, 64), PROCESSORS["amx"], tmp_path)
-    asked, used = (text.index(name) for name in ("\tsyscall", "\tldtilecfg"))
-    assert asked < used < text.index("\ttilerelease")
+    (user,) = (piece for piece in text.split(",@function") if "\tldtilecfg" in piece)
+    assert user.index("\tsyscall") < user.index("\tldtilecfg")
+    assert "\ttilerelease" in user
 
 
 @pytest.mark.parametrize("m", [4, 8])

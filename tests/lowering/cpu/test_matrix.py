@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from iree import runtime
 
-import block32
 from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu import amx, ops
 from block32.lowering.cpu.target import CpuTarget
@@ -118,28 +117,3 @@ def test_every_shape_that_a_user_may_write(
         got = np.asarray(function(*operands.arrays()).to_host())
         comparison = reference.compare(got, operands.expected(), "f32")
         assert comparison.ok, (m, comparison)
-
-
-def test_the_leave_to_use_tiles_is_not_asked_for_by_the_compiler() -> None:
-    """A constant x could be packed while IREE compiles, in a process that is not the module's."""
-    rng = np.random.default_rng(0)
-    source = f"""
-#x = affine_map<(m, n, k) -> (m, k)>
-#w = affine_map<(m, n, k) -> (n, k)>
-#y = affine_map<(m, n, k) -> (m, n)>
-util.global private @ws = dense<127> : tensor<2x2xi8>
-util.global private @x = dense<"0x{rng.bytes(16 * 64).hex()}"> : tensor<16x64xi8>
-func.func @main(%w: tensor<64x64xf8E4M3FN>) -> tensor<16x64xf32> {{
-  %codes = util.global.load @x : tensor<16x64xi8>
-  %x = arith.sitofp %codes : tensor<16x64xi8> to tensor<16x64xbf16>
-  %z = arith.constant dense<0.0> : tensor<16x64xf32>
-  %y = linalg.matmul indexing_maps = [#x, #w, #y]
-      {{block32.rhs = {{block = [32, 32], scale = @ws}}}}
-      ins(%x, %w : tensor<16x64xbf16>, tensor<64x64xf8E4M3FN>)
-      outs(%z : tensor<16x64xf32>) -> tensor<16x64xf32>
-  return %y : tensor<16x64xf32>
-}}
-"""
-    flow = block32.compile(source, cpu=AMX.cpu, flags=["--compile-to=flow"]).decode()
-    main = flow[flow.index("util.func public @main") :]
-    assert main.count("::@pack_") == main.count("::@gemm_") == 1
