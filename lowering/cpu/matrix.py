@@ -140,7 +140,7 @@ class _Matrix:
             both_folded = arith.andi(x_folded, is_folded)
             ops.choose(
                 arith.andi(both_folded, granted),
-                lambda: self._multiply_tiles(column, slab, k),
+                lambda: self._multiply_tiles(slab, k),
                 lambda: self._multiply_vectors(column, slab, k, is_folded, both_folded),
             )
 
@@ -168,7 +168,7 @@ class _Matrix:
         """Elements of K in the part that starts at ``k``, padded to whole chunks."""
         return minimum(operands.padded_k(self.problem, self.isa) - k, self.part_k)
 
-    def _multiply_tiles(self, column: Index, slab: Index, k: IndexValue) -> None:
+    def _multiply_tiles(self, slab: Index, k: IndexValue) -> None:
         """A part of K by tile instructions; the sums stay in tile registers meanwhile."""
         tiles = [(i, j) for i in range(self.along_n) for j in range(self.along_m)]
         places = {

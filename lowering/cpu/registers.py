@@ -1,6 +1,6 @@
 # Part of block32, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Register arithmetic that the stream and the tiled kernel share: dot products and lane sums."""
+"""Register arithmetic that the kernels share: dot products, lane sums and transposes."""
 
 from __future__ import annotations
 
