@@ -17,15 +17,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from block32.lowering.apple import llvm14
 from block32.lowering.apple.air_parser import parse
 from block32.lowering.apple.air_statistics import Loop, hot_loop
 from block32.lowering.apple.library import CompiledKernel, compile_matmul
 from block32.lowering.apple.matmul import Matmul
 from block32.lowering.problem import Epilogue, Grouping
+from block32.tools.tables import print_table
 
 N, K = 4096, 4096
 REPEATS = 3
@@ -118,15 +116,13 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="the table of docs/apple.md")
     arguments = parser.parse_args()
     rows = [measure(name, form, matmul) for name, (form, matmul) in KERNELS.items()]
-    if arguments.markdown:
-        print("| " + " | ".join(HEADINGS) + " |")
-        print("|" + "---|" * len(HEADINGS))
-        print("\n".join("| " + " | ".join(row.cells()) + " |" for row in rows))
-    else:
-        table = Table(*HEADINGS, "CPU seconds")
-        for row in rows:
-            table.add_row(*row.cells(), f"{row.seconds:.2f}")
-        Console().print(table)
+    # How long it took to compile is no figure for a page.
+    headings, seconds = list(HEADINGS), [[] for _ in rows]
+    if not arguments.markdown:
+        headings.append("CPU seconds")
+        seconds = [[f"{row.seconds:.2f}"] for row in rows]
+    cells = [[*row.cells(), *taken] for row, taken in zip(rows, seconds, strict=True)]
+    print_table(headings, cells, arguments.markdown)
     slow = [row.name for row in rows if row.seconds >= SLOWEST]
     if slow:
         print(f"apple_static: error: {SLOWEST} s or more: {', '.join(slow)}", file=sys.stderr)

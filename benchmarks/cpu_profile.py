@@ -54,12 +54,13 @@ from benchmarks.cpu import (
     parse_shape,
 )
 from benchmarks.cpu_layout import features_lacking_here
-from benchmarks.cpu_static import PRODUCTS, print_table
+from benchmarks.cpu_static import PRODUCTS
 from benchmarks.turns import Contender, start_with
 from block32.dialects.diagnostics import DiagnosticError
 from block32.lowering.cpu.target import compile_flags
 from block32.lowering.problem import ScaledMatmul
 from block32.tools.cpu_listing import BRANCH, mnemonics
+from block32.tools.tables import print_table
 
 KERNELS = {"W8A8": OURS, "W8A16": W8A16, "MXFP4": MXFP4}
 #: Samples a second of processor time: no round number, so that they keep step with nothing. Runs

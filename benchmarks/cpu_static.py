@@ -20,9 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from block32.dialects.diagnostics import DiagnosticError
 from block32.dialects.kernel import KernelTier
 from block32.lowering.cpu.isa import InstructionSet, instruction_set
@@ -32,8 +29,8 @@ from block32.lowering.problem import ScaledMatmul
 from block32.tools.cpu_listing import hot_loop, stack_accesses
 from block32.tools.iree_compile import device_facts
 from block32.tools.standalone import compile_standalone
+from block32.tools.tables import print_table
 
-TABLE_WIDTH = 110
 N, K = 4096, 4096
 #: Weights of one row of x that the figures are for.
 WEIGHTS = 64
@@ -129,21 +126,6 @@ def _kind(line: str, product: str) -> str:
     if _MEMORY.match(line):
         return "memory"
     return "vector" if _VECTOR_REGISTER.search(line) else "scalar"
-
-
-def print_table(headings: list[str], rows: list[list[str]], markdown: bool) -> None:
-    """Print rows of cells, for a page of the documentation or for a terminal."""
-    if markdown:
-        print("| " + " | ".join(headings) + " |")
-        print("|" + "---|" * len(headings))
-        print("\n".join("| " + " | ".join(row) + " |" for row in rows))
-        return
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    console.width = max(console.width, TABLE_WIDTH)
-    console.print(table)
 
 
 def main() -> int:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.gfx950_candidates import PACKED_ROWS
 from benchmarks.gfx950_static import TUNED_ROWS, compile_tier, selected_tier
@@ -26,6 +25,7 @@ from benchmarks.gfx950_triton import triton_launch, tuned_tier
 from benchmarks.gfx950_triton import tuned_tiers as triton_tiers
 from block32.dialects.kernel import KernelTier
 from block32.tools.gfx950_launch_time import LaunchTime
+from block32.tools.tables import print_table
 
 COLUMNS = (
     "M, N, K",
@@ -114,23 +114,10 @@ def main() -> int:
             theirs = tuned_tier(m, n, k)
             pair = Pair((m, n, k), tier, kernel.launch(m), theirs, triton_launch(theirs, m, n, k))
             pairs.append(pair)
-    print_pairs(pairs, arguments.markdown)
+    print_table(COLUMNS, [pair.cells() for pair in pairs], arguments.markdown)
     worse = sum(not pair.is_as_good for pair in pairs)
     print(f"\n{len(pairs) - worse} of {len(pairs)} at least as good by both measures")
     return 1 if worse else 0
-
-
-def print_pairs(pairs: list[Pair], is_markdown: bool) -> None:
-    """As Markdown or as a table for a terminal."""
-    if is_markdown:
-        print("| " + " | ".join(COLUMNS) + " |")
-        print("|" + "---|" * len(COLUMNS))
-        print("\n".join("| " + " | ".join(pair.cells()) + " |" for pair in pairs))
-        return
-    table = Table(*COLUMNS)
-    for pair in pairs:
-        table.add_row(*pair.cells())
-    Console().print(table)
 
 
 if __name__ == "__main__":

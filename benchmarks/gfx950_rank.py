@@ -19,13 +19,13 @@ from statistics import median
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.gfx950_triton import compile_tier, triton_launch, tuned_tier, tuned_tiers
 from block32.dialects.kernel import KernelTier
 from block32.lowering.gfx950.machine import SIMDS
 from block32.tools.gfx950_estimate import estimate
 from block32.tools.gfx950_launch_time import LaunchTime
+from block32.tools.tables import print_table
 
 ROWS = (1, 8, 32, 128, 512, 2048)
 
@@ -139,19 +139,6 @@ def print_groups(groups: Sequence[tuple[str, list[Placed]]], is_markdown: bool) 
         for name, group in groups
     ]
     print_table(COLUMNS, lines, is_markdown)
-
-
-def print_table(columns: Sequence[str], lines: Sequence[Sequence[str]], is_markdown: bool) -> None:
-    """As Markdown or as a table for a terminal."""
-    if is_markdown:
-        print("| " + " | ".join(columns) + " |")
-        print("|" + "---|" * len(columns))
-        print("\n".join("| " + " | ".join(line) + " |" for line in lines))
-        return
-    table = Table(*columns)
-    for line in lines:
-        table.add_row(*line)
-    Console().print(table)
 
 
 #: Forms from a handful of rows to large products, as Triton tiers.

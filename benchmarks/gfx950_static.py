@@ -40,6 +40,7 @@ from block32.tools.gfx950_executor import (
 )
 from block32.tools.gfx950_launch_time import LaunchTime, Way, Work, launch_time, work_of
 from block32.tools.gfx950_listing import KernelFacts, Mix, facts_of
+from block32.tools.tables import print_table
 
 #: Shapes that other projects' kernels were read for: (M, N, K).
 SHAPES = (
@@ -279,15 +280,7 @@ def main() -> int:
     if arguments.tuned:
         shapes += [(m, n, k) for n, k in tuned_tiers() for m in TUNED_ROWS]
     rows = [measure(*shape).cells() for shape in shapes]
-    if arguments.markdown:
-        print("| " + " | ".join(COLUMNS) + " |")
-        print("|" + "---|" * len(COLUMNS))
-        print("\n".join("| " + " | ".join(row) + " |" for row in rows))
-        return 0
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print_table(COLUMNS, rows, arguments.markdown)
     return 0
 
 
