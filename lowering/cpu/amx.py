@@ -29,6 +29,8 @@ ROW_BYTES = 64
 TILE_BYTES = ROWS * ROW_BYTES
 #: Elements of K in one product.
 DEPTH = 32
+#: Pairs of them: what a row of a tile of bf16 holds.
+PAIRS = DEPTH // 2
 #: Tile registers.
 REGISTERS = 8
 

@@ -32,8 +32,8 @@ from block32.lowering.cpu.registers import (
 )
 from block32.lowering.cpu.scales import Exponents
 from block32.lowering.cpu.store import ResultStore
-from block32.lowering.cpu.tile_panel import PAIRS, TILE, TilePanel
-from block32.lowering.cpu.tiled import Partition
+from block32.lowering.cpu.tile_panel import TILE, TilePanel
+from block32.lowering.cpu.tiled import Partition, most_slabs
 from block32.lowering.kernel_context import KernelContext
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
@@ -46,24 +46,12 @@ def emit_matrix(problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext) 
     _Matrix(problem, tier, kernel).emit()
 
 
-def most_slabs(tier: KernelTier) -> int:
-    """Slabs that a workgroup may have."""
-    assert tier.tile is not None and tier.mma is not None
-    return max(tier.tile[0] // tier.mma[0], 1)
-
-
 def stack_bytes(tier: KernelTier) -> int:
     """What the panel and the sums of a workgroup take."""
     assert tier.tile is not None and tier.mma is not None
     panel_rows = tier.mma[1]
-    sums = tiles_along_n(tier) * tiles_along_m(tier) * most_slabs(tier)
+    sums = tiles_along_n(tier) * pack.tiles_of_slab(tier) * most_slabs(tier)
     return 2 * panel_rows * tier.tile[2] + sums * amx.TILE_BYTES
-
-
-def tiles_along_m(tier: KernelTier) -> int:
-    """Tiles of a slab: one, if it has no more than 16 rows."""
-    assert tier.mma is not None
-    return -(-tier.mma[0] // TILE)
 
 
 def tiles_along_n(tier: KernelTier) -> int:
@@ -89,7 +77,7 @@ class _Matrix:
         self.most_slabs = most_slabs(tier)
         self.is_one_slab = self.most_slabs == 1
         # Tiles of sums that a panel and a slab make.
-        self.along_n, self.along_m = tiles_along_n(tier), tiles_along_m(tier)
+        self.along_n, self.along_m = tiles_along_n(tier), pack.tiles_of_slab(tier)
         n_workgroup, m_workgroup = kernel.workgroup_id(0), kernel.workgroup_id(1)
         self.first_column = n_workgroup * self.columns
         self.first_slab = m_workgroup * self.partition.slabs_each
@@ -290,7 +278,7 @@ class _Matrix:
                 result.append(multiply_add(self.isa, old, broadcast_operand(self.isa, w), x))
             return result
 
-        return ops.for_range(0, PAIRS, 1, sums, multiply)
+        return ops.for_range(0, amx.PAIRS, 1, sums, multiply)
 
     def _finish(self, column: Index, slab: Index) -> None:
         """Turn the sums of a panel and a slab, and store the rows and columns that exist."""

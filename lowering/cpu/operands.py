@@ -89,6 +89,17 @@ def group_may_fold(kernel: KernelContext, column: IndexValue, rows: Index) -> ir
     return rhs_fold_check(kernel).may_fold(column // share, rows if share == 1 else 1)
 
 
+def panel_may_fold(
+    kernel: KernelContext, column: Index, rows: int, layout: WeightLayout | None = None
+) -> ir.Value:
+    """Whether the rows of w that exist of ``rows`` from ``column`` on may be folded."""
+    scale_rows, _ = kernel.problem.rhs_scale_shape
+    share = kernel.problem.rhs_block[0]
+    first = column // share
+    count = minimum(scale_rows - first, ceil_div(rows, share))
+    return rhs_fold_check(kernel, layout).may_fold(first, count)
+
+
 def _row_memref(kernel: KernelContext, name: str, columns: int, element: str) -> ir.Value:
     """A memref with a row for each row of x."""
     if isinstance(kernel.m, int):

@@ -41,10 +41,6 @@ from block32.lowering.problem import BLOCK_K, ScaledMatmul
 VALUES = "lhs_values"
 EXPONENTS = "lhs_exponents"
 FOLDED = "lhs_folded"
-#: Rows of x in a tile.
-TILE = amx.ROWS
-#: Elements of K in a tile.
-_TILE_K = amx.DEPTH
 
 
 def row_values(kernel: KernelContext, tier: KernelTier) -> ir.Value:
@@ -122,6 +118,12 @@ class SlabPart:
         ops.repeat(0, depth * self._rows, self._lanes, widen)
 
 
+def tiles_of_slab(tier: KernelTier) -> int:
+    """Tiles of a slab of the matrix kernel: one, if it has no more than 16 rows."""
+    assert tier.mma is not None
+    return -(-tier.mma[0] // amx.ROWS)
+
+
 class TileLayout:
     """Where the tiles of the packed values are.
 
@@ -135,11 +137,11 @@ class TileLayout:
         """Bind the buffer; there are ``slabs`` slabs of ``mma[0]`` rows in all."""
         assert tier.mma is not None
         padded_k = operands.padded_k(kernel.problem, instruction_set(tier.isa))
-        self.rows = min(tier.mma[0], TILE)
-        self.along_m = tier.mma[0] // self.rows
-        self._tiles_each = self.along_m * (padded_k // _TILE_K)
+        self.along_m = tiles_of_slab(tier)
+        self.rows = tier.mma[0] // self.along_m
+        self._tiles_each = self.along_m * (padded_k // amx.DEPTH)
         tiles = slabs * self._tiles_each
-        self.values = kernel.memref(VALUES, f"memref<?x{TILE}x{self.rows}xi32>", (tiles,))
+        self.values = kernel.memref(VALUES, f"memref<?x{amx.PAIRS}x{self.rows}xi32>", (tiles,))
 
     @property
     def row_bytes(self) -> int:
@@ -149,11 +151,11 @@ class TileLayout:
     @property
     def tile_bytes(self) -> int:
         """Bytes of a tile."""
-        return TILE * self.row_bytes
+        return amx.PAIRS * self.row_bytes
 
     def position(self, slab: Index, k: Index) -> Index:
         """A slab's first tile for the 32 K from ``k`` on; those of the next K follow."""
-        return slab * self._tiles_each + k // _TILE_K * self.along_m
+        return slab * self._tiles_each + k // amx.DEPTH * self.along_m
 
 
 def slab_scales(kernel: KernelContext, rows: int, slabs: Index) -> ir.Value:
@@ -424,8 +426,8 @@ class _TilePacker(_RowsPacker):
     def __init__(self, problem: ScaledMatmul, tier: KernelTier, kernel: KernelContext):
         super().__init__(problem, tier, kernel)
         self.layout = TileLayout(kernel, tier, kernel.workgroup_count())
-        self.steps = self.isa.chunk // _TILE_K
-        self.natural = ops.stack_buffer(f"memref<{self.steps}x{TILE}x{TILE}xi32>")
+        self.steps = self.isa.chunk // amx.DEPTH
+        self.natural = ops.stack_buffer(f"memref<{self.steps}x{amx.ROWS}x{amx.PAIRS}xi32>")
 
     def emit(self) -> None:
         """The walk along K for each 16 rows, then the exponents."""
@@ -454,8 +456,8 @@ class _TilePacker(_RowsPacker):
                 ops.store(ops.bitcast(value, ops.i32()), self.natural, [step, r, 0], 64)
 
         def turn(step: IndexValue) -> None:
-            rows = [ops.load(self.natural, [step, r, 0], TILE, 64) for r in range(present)]
-            rows += [rows[-1]] * (TILE - present)
+            rows = [ops.load(self.natural, [step, r, 0], amx.PAIRS, 64) for r in range(present)]
+            rows += [rows[-1]] * (amx.ROWS - present)
             position = first + step * self.layout.along_m
             for pair, values in enumerate(transpose(rows)):
                 values = ops.part(values, 0, present)

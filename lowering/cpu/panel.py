@@ -79,11 +79,7 @@ class Panel:
 
     def may_fold(self, column: Index) -> ir.Value:
         """Whether the scales of the panel's columns may be folded for all of K, as an i1."""
-        rows, _ = self._problem.rhs_scale_shape
-        share = self._problem.rhs_block[0]
-        first = column // share
-        count = minimum(rows - first, COLUMNS // share)
-        return operands.rhs_fold_check(self._kernel, self._layout).may_fold(first, count)
+        return operands.panel_may_fold(self._kernel, column, COLUMNS, self._layout)
 
     def fill(self, column: Index, k: IndexValue, is_folded: ir.Value) -> None:
         """Decode the weights of 64 columns of y from ``k`` on, and their scales."""

@@ -299,7 +299,7 @@ def _verify_matrix(tier: KernelTier, isa: InstructionSet) -> str | None:
         return f"expected mma[0] to be {few} or a multiple of {TILE} but got {slab_rows}"
     if panel_rows != TILE and panel_rows % SCALE_ROWS:
         return f"expected mma[1] to be {TILE} or a multiple of {SCALE_ROWS} but got {panel_rows}"
-    sums, left = matrix.tiles_along_n(tier) * matrix.tiles_along_m(tier), matrix.tiles_along_m(tier)
+    sums, left = matrix.tiles_along_n(tier) * pack.tiles_of_slab(tier), pack.tiles_of_slab(tier)
     if sums + left >= amx.REGISTERS:
         return f"expected mma to leave a tile register for w: {sums} + {left} of 8 are taken"
     if columns % panel_rows:

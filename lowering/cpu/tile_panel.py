@@ -21,8 +21,6 @@ from block32.lowering.problem import BLOCK_K
 
 #: Rows of a tile.
 TILE = amx.ROWS
-#: bf16 pairs in a row of a tile.
-PAIRS = amx.DEPTH // 2
 #: Rows of w that may share a scale, aligned to as many.
 SCALE_ROWS = 32
 
@@ -75,7 +73,7 @@ class TilePanel:
         self._weights = operands.rhs_codes(kernel)
         self._scales = operands.rhs_scales(kernel)
         tiles = self.rows // TILE * self.steps
-        self.buffer = ops.stack_buffer(f"memref<{tiles}x{TILE}x{PAIRS}xi32>")
+        self.buffer = ops.stack_buffer(f"memref<{tiles}x{TILE}x{amx.PAIRS}xi32>")
 
     def tile(self, group: Index, step: Index) -> Index:
         """The position of the tile of 16 rows and one step."""
@@ -83,11 +81,7 @@ class TilePanel:
 
     def may_fold(self, column: Index) -> ir.Value:
         """Whether the scales of the panel's rows may be folded for all of K, as an i1."""
-        scale_rows, _ = self._problem.rhs_scale_shape
-        share = self._problem.rhs_block[0]
-        first = column // share
-        count = minimum(scale_rows - first, -(-self.rows // share))
-        return operands.rhs_fold_check(self._kernel).may_fold(first, count)
+        return operands.panel_may_fold(self._kernel, column, self.rows)
 
     def exponents(self, weight_row: Index, block: Index, is_folded: ir.Value) -> ir.Value:
         """What is left of one row's scale for one block of K, in every lane."""
@@ -191,32 +185,30 @@ class TilePanel:
             self._fetch(span, row, chunk)
 
     def _load_block(self, row: Index, block: Index) -> ir.Value:
-        """The codes of a block of a row; zeros where there are none."""
-        k, per_byte = block * BLOCK_K, self._decoder.k_per_byte
-        full, tail = divmod(self._problem.k, BLOCK_K)
+        """The codes of a block of a row; zeros past the last block."""
+        problem, width = self._problem, BLOCK_K // self._decoder.k_per_byte
 
         def load(count: int) -> ir.Value:
-            if not count:
-                return ops.splat(0, ops.vector_type(BLOCK_K // per_byte, ops.i8()))
+            k = block * BLOCK_K
             return self._decoder.load_chunk(self._weights, row, k, count, BLOCK_K)
 
-        if self._problem.k % self._isa.chunk == 0:
-            return load(BLOCK_K)
-        types = [ops.vector_type(BLOCK_K // per_byte, ops.i8())]
+        def load_present() -> ir.Value:
+            return operands.whole_or_short(problem.k, BLOCK_K, block, width, load)
 
-        def load_last() -> list[ir.Value]:
-            return ops.choose_values(
-                ops.is_equal(block, full), types, lambda: [load(tail)], lambda: [load(0)]
-            )
-
-        is_full = ops.is_below(block, full)
-        return ops.choose_values(is_full, types, lambda: [load(BLOCK_K)], load_last)[0]
+        if problem.k_blocks % self._blocks == 0:
+            return load_present()
+        nothing = ops.splat(0, ops.vector_type(width, ops.i8()))
+        is_present = ops.is_below(block, problem.k_blocks)
+        (codes,) = ops.choose_values(
+            is_present, [nothing.type], lambda: [load_present()], lambda: [nothing]
+        )
+        return codes
 
     def _store_halves(
         self, operand: ir.Value, rows: list[Index], steps: list[Index], half: int
     ) -> None:
         """The two halves of a register, each to one half of a row of a tile."""
-        pairs = ops.parts(ops.bitcast(operand, ops.i32()), PAIRS // 2)
+        pairs = ops.parts(ops.bitcast(operand, ops.i32()), amx.PAIRS // 2)
         for value, row, step in zip(pairs, rows, steps, strict=True):
-            position = [self.tile(row // TILE, step), row % TILE, half * (PAIRS // 2)]
+            position = [self.tile(row // TILE, step), row % TILE, half * (amx.PAIRS // 2)]
             ops.store(value, self.buffer, position, 64)

@@ -59,8 +59,7 @@ class Partition:
         """Share out ``m`` rows as evenly as whole slabs allow."""
         assert tier.tile is not None and tier.mma is not None
         slabs = ceil_div(m, tier.mma[0])
-        most = max(tier.tile[0] // tier.mma[0], 1)
-        workgroups = ceil_div(slabs, most)
+        workgroups = ceil_div(slabs, most_slabs(tier))
         # M = 0 has no workgroups; the maximum keeps the division defined.
         divisor = maximum(workgroups, 1)
         return cls(slabs, workgroups, _quotient(slabs + (divisor - 1), divisor))
@@ -70,6 +69,12 @@ def _quotient(a: Index, b: Index) -> Index:
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     return IndexValue(arith.divui(as_value(a), as_value(b)))
+
+
+def most_slabs(tier: KernelTier) -> int:
+    """Slabs that a workgroup may have."""
+    assert tier.tile is not None and tier.mma is not None
+    return max(tier.tile[0] // tier.mma[0], 1)
 
 
 def column_workgroups(problem: ScaledMatmul, tier: KernelTier) -> int:
