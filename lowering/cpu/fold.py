@@ -20,7 +20,7 @@ from block32.lowering.common.weight_layout import WeightLayout
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.formats import SMALL_FLOATS
 from block32.lowering.cpu.isa import InstructionSet
-from block32.lowering.cpu.scales import NAN_BYTE
+from block32.lowering.cpu.scales import NAN_BYTE, integer_exponents
 from block32.lowering.problem import BLOCK_K, ScaledMatmul
 
 #: Bytes that may be folded. The smallest product of two e5m2 codes is 2^-32 and the largest below
@@ -194,11 +194,10 @@ class Factors:
         """The factors of scale bytes that are safe to fold."""
         if self._is_float:
             return power_of_two(scale, self._unit)
-        words = ops.convert(arith.extui, scale, ops.i32())
-        exponent = arith.subi(words, ops.splat(127, words.type))
-        field = arith.shli(exponent, ops.splat(7, words.type))
-        field = arith.andi(field, ops.splat(0xFFFF, words.type))
-        return arith.muli(field, ops.splat(0x10001, words.type))
+        exponent = integer_exponents(scale)
+        field = arith.shli(exponent, ops.splat(7, exponent.type))
+        field = arith.andi(field, ops.splat(0xFFFF, field.type))
+        return arith.muli(field, ops.splat(0x10001, field.type))
 
     def apply(self, operand: ir.Value, factors: ir.Value) -> ir.Value:
         """``operand`` times ``factors``, a vector of the register's 32-bit lanes."""

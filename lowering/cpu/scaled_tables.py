@@ -13,6 +13,7 @@ from iree.compiler.dialects import arith
 
 from block32.lowering.cpu import ops
 from block32.lowering.cpu.formats import SmallFloat
+from block32.lowering.cpu.scales import integer_exponents
 
 #: Entries of a register of bytes, and of one of words.
 BYTES, WORDS = 64, 32
@@ -44,7 +45,7 @@ def scale_byte_tables(small: SmallFloat, tables: list[BytePair], scale: ir.Value
         tables: Its tables.
         scale: The byte, an i8 that is safe to fold (see ``fold``).
     """
-    exponent = _exponent(scale)
+    exponent = integer_exponents(scale)
     half = _broadcast_byte(arith.shrsi(exponent, ops.splat(1, exponent.type)))
     lowest_bit = arith.andi(exponent, ops.splat(1, exponent.type))
     odd = _broadcast_byte(arith.subi(ops.splat(0, exponent.type), lowest_bit))
@@ -63,7 +64,7 @@ def scale_byte_tables(small: SmallFloat, tables: list[BytePair], scale: ir.Value
 
 def scale_word_table(small: SmallFloat, table: ir.Value, scale: ir.Value) -> ir.Value:
     """``word_table`` times 2^(byte - 127); see ``scale_byte_tables``."""
-    exponent = _exponent(scale)
+    exponent = integer_exponents(scale)
     field = arith.shli(exponent, ops.splat(7, exponent.type))
     fields = ops.broadcast(arith.trunci(ops.i16(), field), WORDS)
     moves = [0xFFFF * _has_exponent(bits) for bits in _entries(small)[:WORDS]]
@@ -82,11 +83,6 @@ def _has_exponent(bits: int) -> bool:
 
 def _byte_pair(values: list[int]) -> BytePair:
     return [ops.int_table(values[at : at + BYTES], ops.i8()) for at in (0, BYTES)]
-
-
-def _exponent(scale: ir.Value) -> ir.Value:
-    """The exponent of a scale byte as an i32."""
-    return arith.subi(arith.extui(ops.i32(), scale), ops.splat(127, ops.i32()))
 
 
 def _broadcast_byte(value: ir.Value) -> ir.Value:

@@ -22,6 +22,12 @@ NAN_BYTE = 255
 _NAN_MARK = 1 << 20
 
 
+def integer_exponents(scales: ir.Value) -> ir.Value:
+    """The exponents of one byte or of a vector of bytes, as i32."""
+    words = ops.convert(arith.extui, scales, ops.i32())
+    return arith.subi(words, ops.splat(ONE_BYTE, words.type))
+
+
 class Exponents:
     """Exponents in the form that the instruction set rescales with.
 
@@ -50,7 +56,7 @@ class Exponents:
     def from_bytes(self, scales: ir.Value) -> ir.Value:
         """Exponents of one byte or of a vector of bytes."""
         words = ops.convert(arith.extui, scales, ops.i32())
-        exponent = arith.subi(words, ops.splat(127, words.type))
+        exponent = integer_exponents(scales)
         is_nan = arith.cmpi(arith.CmpIPredicate.eq, words, ops.splat(NAN_BYTE, words.type))
         if not self._is_float:
             marked = arith.addi(exponent, ops.splat(_NAN_MARK, words.type))
