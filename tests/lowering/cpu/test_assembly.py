@@ -169,7 +169,7 @@ def test_the_matrix_kernel_decodes_a_register_at_a_time(tmp_path: Path) -> None:
     Their scale is in the tables: nothing is added to an exponent.
     """
     text = assembly(ScaledMatmul(8, 256, 2048), PROCESSORS["amx"], tmp_path)
-    loop = next(loop for loop in loops(text) if any("prefetch" in line for line in loop))
+    loop = next((loop for loop in loops(text) if any("prefetch" in line for line in loop)), [])
     counts, registers = mnemonics(loop), 4
     lookups = sum(n for name, n in counts.items() if re.match("vperm[it]2b", name))
     assert lookups == 2 * registers
@@ -182,7 +182,7 @@ def test_the_matrix_kernel_multiplies_by_scales_of_single_rows(tmp_path: Path) -
     """The same for blocks of 1x32: both registers of pairs are raised by an exponent."""
     problem = ScaledMatmul(8, 256, 2048, rhs_block=(1, 32))
     text = assembly(problem, PROCESSORS["amx"], tmp_path)
-    loop = next(loop for loop in loops(text) if any("prefetch" in line for line in loop))
+    loop = next((loop for loop in loops(text) if any("prefetch" in line for line in loop)), [])
     counts, registers = mnemonics(loop), 2
     lookups = sum(n for name, n in counts.items() if re.match("vperm[it]2b", name))
     assert lookups == 2 * registers
@@ -196,6 +196,7 @@ def test_the_matrix_kernel_asks_before_it_uses_tiles(tmp_path: Path) -> None:
     """
     text = assembly(ScaledMatmul(8, 64, 64), PROCESSORS["amx"], tmp_path)
     (user,) = (piece for piece in text.split(",@function") if "\tldtilecfg" in piece)
+    assert "\tsyscall" in user, "it does not ask"
     assert user.index("\tsyscall") < user.index("\tldtilecfg")
     assert "\ttilerelease" in user
 
