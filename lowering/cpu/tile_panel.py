@@ -64,8 +64,8 @@ class TilePanel:
         self.part_k = part_k
         self.steps = part_k // amx.DEPTH
         self._panels_ahead = tier.stages - 1
-        # Few rows of x wait for memory, and more lines can be on their way to the second cache: 3
-        # to 5% faster. For more rows the first one is 2 to 5% faster.
+        # Few rows of x wait for memory, and more lines can be on their way to the second cache.
+        # With more rows there is time enough to bring them into the first.
         self._fetch_into = 2 if tier.mma[0] <= TILE else 1
         self._decoder = Decoder(self._isa, kernel.problem.rhs)
         self._factors = Factors(self._isa)
